@@ -1,0 +1,36 @@
+"""Where a task computes, and how much memory is free there."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from alto_core.errors import TaskFileError
+
+
+def pick_device(wanted: str | None) -> str:
+    """The device that was asked for, or the first GPU, or the CPU.
+
+    Raises:
+        TaskFileError: there is no such device; named after the setting, `ALTO_DEVICE`.
+    """
+    if wanted is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise TaskFileError("ALTO_DEVICE", got=wanted, expected="cpu, cuda or cuda:N") from None
+    if device.type == "cpu":
+        return "cpu"
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if (device.index or 0) >= count:
+        raise TaskFileError("ALTO_DEVICE", got=wanted, expected=f"cpu, or one of {count} CUDA devices")
+    return f"{device.type}:{device.index or 0}"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be allocated now: of the GPU, what the allocator holds unused included, or of the machine."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,281 @@
+"""The values that the rooms of ALTO exchange: jobs, budgets, measurements, verdicts, outcomes.
+
+Frozen, free of torch, MLflow and Prefect. How they come about stands elsewhere: `search_space` makes jobs, `executor`
+makes measurements, `early_exit` makes verdicts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+LrSchedule = Literal["constant", "linear", "cosine"]
+
+
+class JobState(StrEnum):
+    """Where a job is. The last six are end states; the same words stand in the CLI, MLflow and Prefect."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    DIVERGING = "diverging"
+    OVERFITTING = "overfitting"
+    UNDERPERFORMING = "underperforming"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_end(self) -> bool:
+        return self not in (JobState.WAITING, JobState.RUNNING)
+
+
+class TaskState(StrEnum):
+    """Where a tuning task is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_end(self) -> bool:
+        return self not in (TaskState.QUEUED, TaskState.RUNNING)
+
+
+class Stage(StrEnum):
+    """The six stages of a tuning task, in order."""
+
+    PROFILE = "profile"
+    WARMUP = "warmup"
+    GATE = "gate"
+    CONTINUE = "continue"
+    EVALUATE = "evaluate"
+    REGISTER = "register"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraJob:
+    """One LoRA configuration of a task. Two jobs with equal fields have equal ids."""
+
+    learning_rate: float
+    lora_rank: int
+    lora_alpha: float
+    use_rslora: bool = False
+    dropout: float = 0.0
+    """Probability that an element of a LoRA layer's input is dropped, in [0, 1)."""
+    adapter_batch_size: int
+    """Rows of this job in one joint step."""
+    gradient_accumulation: int = 1
+    """Joint steps per optimizer update."""
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    """Gradient norm of this job's adapter above which its gradient is scaled down; 0 turns clipping off."""
+    lr_schedule: LrSchedule = "constant"
+    lr_warmup_fraction: float = 0.0
+    """Share of the job's own steps over which the learning rate rises linearly from 0."""
+    target_modules: tuple[str, ...]
+    """Name endings of the linear layers that get an adapter, for example `q_proj`."""
+    seed: int = 0
+    """Seeds the initial A matrices and the dropout masks."""
+
+    @property
+    def job_id(self) -> str:
+        """Readable and stable: the dimensions a reader looks for, then six digits of a digest over all fields."""
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:6]
+        return f"lr{self.learning_rate:g}-r{self.lora_rank}-b{self.rows_per_update}-{digest}"
+
+    @property
+    def scale(self) -> float:
+        """Factor on the LoRA path: alpha / r, or alpha / sqrt(r) with rsLoRA."""
+        return self.lora_alpha / (math.sqrt(self.lora_rank) if self.use_rslora else self.lora_rank)
+
+    @property
+    def rows_per_update(self) -> int:
+        return self.adapter_batch_size * self.gradient_accumulation
+
+    def params(self) -> dict[str, Any]:
+        """The fields as MLflow parameters."""
+        return {**dataclasses.asdict(self), "target_modules": ",".join(self.target_modules)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobBudget:
+    """How long one job trains. All counts are optimizer steps of the job itself, so jobs compare at equal fractions."""
+
+    total_steps: int
+    warmup_steps: int
+    """The gate stands after this step."""
+    eval_steps: tuple[int, ...]
+    """Steps after which the job is evaluated, rising; holds `warmup_steps` and `total_steps`."""
+
+    def fraction(self, step: int) -> float:
+        return step / self.total_steps
+
+    def step_at(self, fraction: float) -> int:
+        """The step where a gate at this share of the budget stands: rounded, at least 1."""
+        return min(self.total_steps, max(1, round(fraction * self.total_steps)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimizer step of one job."""
+
+    job_id: str
+    step: int
+    """1-based: the number of updates made, this one included."""
+    train_loss: float
+    """Mean over the step's trained tokens, before the update; nats per token."""
+    learning_rate: float
+    grad_norm: float
+    """Euclidean norm of the job's gradient before clipping."""
+    num_tokens: int
+    """Tokens of the step's rows, prompts included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLosses:
+    """Validation loss row by row, for paired comparisons. Equal indices of different jobs mean the same row."""
+
+    loss_sums: tuple[float, ...]
+    """Sum of token losses of each row, nats."""
+    num_labels: tuple[int, ...]
+    """Trained tokens of each row."""
+
+    @property
+    def mean(self) -> float:
+        """Loss per trained token over all rows, independent of how rows were batched."""
+        return math.fsum(self.loss_sums) / sum(self.num_labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One job's validation at one of its evaluation steps."""
+
+    job_id: str
+    step: int
+    fraction: float
+    """Step over the job's total steps."""
+    row_losses: RowLosses
+
+    @property
+    def val_loss(self) -> float:
+        return self.row_losses.mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFailure:
+    """A job that cannot go on, for a reason of its own."""
+
+    job_id: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """What the executor measured since the last boundary. It waits for verdicts before it goes on."""
+
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[Evaluation, ...]
+    failures: tuple[JobFailure, ...] = ()
+    running: tuple[str, ...] = ()
+    """Ids of the jobs that hold a slot."""
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A decision to end one job: outcome, reason, and the numbers that were compared."""
+
+    job_id: str
+    state: JobState
+    step: int
+    reason: str
+    """One sentence with the numbers in it, for people."""
+    evidence: Mapping[str, float]
+    """The numbers compared, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateEntry:
+    """One job at the warmup gate."""
+
+    job_id: str
+    gate_rank: int | None
+    """1 is the lowest validation loss; None for a job that had ended before the gate."""
+    val_loss: float | None
+    kept: bool
+    reason: str
+    """Why it was kept or ended: `top`, `tie`, `stratum`, `rank`, or the earlier end state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateDecision:
+    """Who goes on after the warmup gate, and why."""
+
+    entries: tuple[GateEntry, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        return tuple(e.job_id for e in self.entries if e.kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskProfile:
+    """What the profile stage measured and decided for one task on one device."""
+
+    device: str
+    num_slots: int
+    """Jobs that train side by side."""
+    seconds_per_step: float
+    tokens_per_second: float
+    peak_bytes: int
+    bytes_per_job: int
+    """Adapter, gradient and optimizer moments of the largest job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOutcome:
+    """How one job ended."""
+
+    job_id: str
+    state: JobState
+    reason: str
+    step: int
+    total_steps: int
+    best_step: int | None
+    best_val_loss: float | None
+    gate_rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A share with its 95 % Wilson interval."""
+
+    value: float
+    low: float
+    high: float
+    num_rows: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What one adapter (or the untuned model, `job_id` None) reached on one split."""
+
+    job_id: str | None
+    split: str
+    loss: float
+    loss_standard_error: float
+    metric: str | None = None
+    metric_value: Interval | None = None

@@ -1,0 +1,137 @@
+"""The gate: ranks the jobs of a task at an equal share of their budgets, and lets some go on.
+
+What all presets share: who is ranked, ties in rank, `k`, the wording. Which jobs beyond the first `k` go on is the
+preset's own rule and comes in as a function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from alto_core.domain import GateDecision, GateEntry, JobState, Verdict
+from alto_core.early_exit.curves import Curve, validation_difference
+from alto_core.early_exit.detectors import make_verdict
+
+Judge = Callable[[Curve], Verdict | None]
+Choose = Callable[[Sequence[Curve]], Mapping[str, str]]
+"""From the ranked curves, best first, to the reason (`top`, `tie`, `stratum`) of each job id that goes on."""
+
+
+def hold_gate(curves: Sequence[Curve], fraction: float, judge: Judge, choose: Choose) -> GateDecision:
+    """Decide who goes on. Only what was measured up to the gate counts, so a later replay decides the same.
+
+    Ranked are the jobs that reached the gate with budget left, finite losses and no verdict on the way, by their last
+    validation loss there; equal losses by fewer steps, then by job id. All others are listed after them, not kept, with
+    the state that ended them. The decision's verdicts are on jobs that reached the gate and have no end state yet.
+
+    Args:
+        curves: all jobs of the task, ended ones included, in any order.
+        fraction: where the gate stands, as a share of each job's own budget, in (0, 1].
+        judge: the preset's verdict on one curve.
+        choose: the preset's choice among the ranked curves.
+
+    Raises:
+        ValueError: two curves of one job.
+    """
+    repeated = [job_id for job_id, count in Counter(curve.job_id for curve in curves).items() if count > 1]
+    if repeated:
+        raise ValueError(f"got {repeated[0]} more than once at the gate, expected one curve per job")
+    ranked: list[Curve] = []
+    listed: list[GateEntry] = []
+    verdicts: list[Verdict] = []
+    for whole in sorted(curves, key=lambda curve: curve.job_id):
+        curve = whole.until(fraction)
+        is_there = curve.ended is None and curve.last_step >= curve.step_at(fraction)
+        verdict = _earlier_end(curve, judge) if is_there else None
+        if is_there and verdict is None:
+            ranked.append(curve)
+            continue
+        if verdict is not None and verdict.state is not JobState.FINISHED:
+            verdicts.append(verdict)
+        listed.append(_listed(curve, verdict or first_verdict(curve, judge)))
+    ranked.sort(key=_order)
+    kept = choose(ranked) if ranked else {}
+    entries = [_ranked(curve, i + 1, kept.get(curve.job_id)) for i, curve in enumerate(ranked)]
+    verdicts += [
+        _underperforming(ranked, i, fraction, kept) for i, curve in enumerate(ranked) if curve.job_id not in kept
+    ]
+    return GateDecision(entries=(*entries, *listed), verdicts=tuple(sorted(verdicts, key=lambda v: v.job_id)))
+
+
+def first_verdict(curve: Curve, judge: Judge) -> Verdict | None:
+    """The verdict that ends this job when it is judged after each of its evaluations in turn; None when it goes on."""
+    verdicts = (judge(part) for part in (*curve.prefixes(), curve))
+    return next((verdict for verdict in verdicts if verdict is not None), None)
+
+
+def num_to_keep(select_ratio: float, num_ranked: int) -> int:
+    """`ceil(select_ratio * num_ranked)`, at least 1: the paper's k."""
+    # 0.07 * 100 is 7.000000000000001 in binary and must not become 8
+    return max(1, math.ceil(select_ratio * num_ranked - 1e-9))
+
+
+def top(ranked: Sequence[Curve], select_ratio: float) -> dict[str, str]:
+    """The best `num_to_keep` of the ranked curves."""
+    return {curve.job_id: "top" for curve in ranked[: num_to_keep(select_ratio, len(ranked))]}
+
+
+def _earlier_end(curve: Curve, judge: Judge) -> Verdict | None:
+    """What ended, or must end, a job that reached the gate, without comparing it with others."""
+    verdict = first_verdict(curve, judge)
+    if verdict is not None:
+        return verdict
+    if curve.last_val is None:
+        return make_verdict(curve, JobState.DIVERGING, "no validation loss was measured before the gate", {})
+    if curve.last_step >= curve.total_steps:
+        return make_verdict(curve, JobState.FINISHED, "budget spent", {})
+    return None
+
+
+def _order(curve: Curve) -> tuple[float, int, str]:
+    assert curve.last_val is not None and math.isfinite(curve.last_val)
+    return curve.last_val, curve.val_steps[-1], curve.job_id
+
+
+def _ranked(curve: Curve, gate_rank: int, kept: str | None) -> GateEntry:
+    return GateEntry(
+        job_id=curve.job_id, gate_rank=gate_rank, val_loss=curve.last_val, kept=kept is not None, reason=kept or "rank"
+    )
+
+
+def _listed(curve: Curve, verdict: Verdict | None) -> GateEntry:
+    state = curve.ended or (verdict.state if verdict else None)
+    loss = curve.last_val
+    return GateEntry(
+        job_id=curve.job_id,
+        gate_rank=None,
+        val_loss=loss if loss is not None and math.isfinite(loss) else None,
+        kept=False,
+        reason=state.value if state else "unknown",
+    )
+
+
+def _underperforming(ranked: Sequence[Curve], index: int, fraction: float, kept: Mapping[str, str]) -> Verdict:
+    curve = ranked[index]
+    num_top = sum(reason == "top" for reason in kept.values())
+    last_top = ranked[num_top - 1]
+    assert curve.last_val is not None and last_top.last_val is not None
+    pair = validation_difference(curve, curve.val_steps[-1], last_top, last_top.val_steps[-1])
+    error = f", paired standard error {pair.standard_error:.4f}" if math.isfinite(pair.standard_error) else ""
+    reason = (
+        f"validation loss {curve.last_val:.4f} ranks {index + 1} of {len(ranked)} at {100 * fraction:g} % of the "
+        f"budget; the best {num_top} go on, the last of them with {last_top.last_val:.4f} "
+        f"(difference {pair.difference:.4f}{error})"
+    )
+    evidence = {
+        "val_loss": curve.last_val,
+        "gate_rank": index + 1,
+        "num_ranked": len(ranked),
+        "num_top": num_top,
+        "last_top_val_loss": last_top.last_val,
+        "difference": pair.difference,
+        "standard_error": pair.standard_error,
+        "fraction": fraction,
+    }
+    return make_verdict(curve, JobState.UNDERPERFORMING, reason, evidence)

@@ -1,0 +1,217 @@
+"""The engine: a backbone, its slots, and everything a job can go through in one. The executor drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from alto_core.data.rows import TokenRow
+from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
+from alto_core.engine.active_job import ActiveJob
+from alto_core.engine.backbone import Backbone
+from alto_core.engine.checkpoint import load_checkpoint, save_checkpoint
+from alto_core.engine.export import export_adapter, read_adapter
+from alto_core.engine.generation import generate_greedily
+from alto_core.engine.initialization import initial_a
+from alto_core.engine.lora_linear import LoraRouting, attach, detach
+from alto_core.engine.slots import AdapterSlots
+from alto_core.engine.step import train_step
+from alto_core.engine.target_modules import select_layers
+from alto_core.engine.validation import row_losses
+from alto_core.errors import EngineError, ModelError
+
+UNTUNED = ""
+"""Stands for the base model alone where a job id is asked for."""
+
+
+class Engine:
+    """Trains, evaluates and runs many adapters over one backbone. Closing it leaves the backbone as it was.
+
+    Args:
+        backbone: serves one engine at a time.
+        target_modules: name endings of all layers that any job adapts.
+        num_slots: most jobs at a time.
+        rank_rows: sum of their ranks.
+    """
+
+    def __init__(self, backbone: Backbone, *, target_modules: Sequence[str], num_slots: int, rank_rows: int):
+        layers = select_layers(backbone.layers, target_modules)
+        if not layers:
+            raise ModelError(
+                f"target_modules: got {list(target_modules)}, which match no linear layer of {backbone.name!r}."
+            )
+        self._backbone = backbone
+        self._slots = AdapterSlots(layers, num_slots=num_slots, rank_rows=rank_rows, device=backbone.device)
+        self._routing = LoraRouting()
+        self._active: dict[str, ActiveJob] = {}
+        attach(backbone.model, self._slots, self._routing)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        """Jobs that hold a slot."""
+        return tuple(self._active)
+
+    def fits(self, job: LoraJob) -> bool:
+        """Whether a slot and enough neighbouring rank rows are free."""
+        return self._slots.find(job.lora_rank) is not None
+
+    def admit(self, job: LoraJob, budget: JobBudget, *, init_adapter: Path | None = None) -> None:
+        """Give a job a slot and its initial adapter: PEFT's initialization, or the function of an existing adapter.
+
+        A start adapter of another alpha is rescaled, so that the job begins with the same outputs.
+
+        Raises:
+            EngineError: the job is here already, or does not fit.
+            ModelError: a layer of the job is not among the engine's, or `init_adapter` does not fit the job.
+        """
+        active = self._place(job, budget)
+        try:
+            if init_adapter is None:
+                for layer, a_rI, _ in self._slots.by_layer(active.block.params_rW, active.layers):
+                    a_rI.copy_(initial_a(layer, job.lora_rank, job.seed))
+            else:
+                trained_scale = read_adapter(active, self._slots, init_adapter)
+                for _, _, b_rO in self._slots.by_layer(active.block.params_rW, active.layers):
+                    b_rO.mul_(trained_scale / job.scale)
+        except BaseException:
+            self.evict(job.job_id)
+            raise
+
+    def restore(self, job: LoraJob, budget: JobBudget, folder: Path) -> None:
+        """Give a job a slot and the state that `save` wrote. It goes on bit for bit as if it had never stopped.
+
+        Raises:
+            EngineError: the job is here already or does not fit, or the state is damaged, incomplete, or another job's.
+        """
+        active = self._place(job, budget)
+        try:
+            load_checkpoint(active, self._slots, folder)
+        except BaseException:
+            self.evict(job.job_id)
+            raise
+
+    def load_adapter(self, job: LoraJob, folder: Path) -> None:
+        """Give an exported adapter a slot, for evaluation and generation only.
+
+        Raises:
+            EngineError: the job is here already, or does not fit.
+            ModelError: the folder is not this job's adapter.
+        """
+        active = self._place(job, None)
+        try:
+            trained_scale = read_adapter(active, self._slots, folder)
+            if abs(trained_scale - job.scale) > 1e-6 * job.scale:
+                raise ModelError(
+                    f"{folder}: got an adapter of scale {trained_scale:g}, expected {job.scale:g}, as in {job.job_id}."
+                )
+        except BaseException:
+            self.evict(job.job_id)
+            raise
+
+    def save(self, job_id: str, folder: Path) -> None:
+        """Write a job's whole state under `folder`; the two newest states are kept."""
+        save_checkpoint(self._of(job_id), self._slots, folder)
+
+    def evict(self, job_id: str) -> None:
+        """End a job's stay. Its rank rows are zeroed and free."""
+        self._slots.give_back(self._of(job_id).block)
+        del self._active[job_id]
+
+    def step(self, rows_by_job: Mapping[str, Sequence[TokenRow]]) -> tuple[StepRecord, ...]:
+        """Make one optimizer update of each named job, all in shared passes; other jobs do not move.
+
+        Args:
+            rows_by_job: the rows of each job's update, cut into micro batches of its adapter batch size.
+
+        Returns:
+            One record per job, in the same order. A loss or gradient that is not finite leaves its job's adapter as it was.
+        """
+        jobs = [self._of(job_id) for job_id in rows_by_job]
+        return train_step(self._backbone, self._routing, jobs, list(rows_by_job.values()))
+
+    def evaluate(self, job_ids: Sequence[str], rows: Sequence[TokenRow], *, max_tokens: int) -> dict[str, RowLosses]:
+        """Losses of all rows under each job's current adapter; `UNTUNED` is the base model alone.
+
+        Args:
+            max_tokens: tokens of one forward pass. It changes speed and memory, not the numbers.
+        """
+        adapters = [self._adapter(job_id) for job_id in job_ids]
+        losses = row_losses(self._backbone, self._routing, adapters, rows, max_tokens=max_tokens)
+        return dict(zip(job_ids, losses, strict=True))
+
+    def keep_best(self, job_id: str, val_loss: float) -> bool:
+        """Set the current adapter aside, on the CPU, if its validation loss is the lowest so far."""
+        return self._of(job_id).keep_best(val_loss)
+
+    def export(self, job_id: str, folder: Path, *, best: bool = True) -> None:
+        """Write a job's adapter as a PEFT folder.
+
+        Args:
+            best: the adapter that `keep_best` set aside, the current one if there is none; False: the current one.
+
+        Raises:
+            EngineError: the adapter is not finite.
+        """
+        active = self._of(job_id)
+        params_rW = active.best_or_current() if best else active.block.params_rW
+        export_adapter(active, self._slots, params_rW, self._backbone.name, folder)
+
+    def generate(
+        self,
+        prompts: Sequence[tuple[str | None, tuple[int, ...]]],
+        *,
+        max_new_tokens: int,
+        stop_token_ids: Sequence[int],
+        pad_token_id: int,
+        max_rows: int,
+    ) -> list[tuple[int, ...]]:
+        """Greedy answers; each prompt names its job, None is the base model alone. See `generation.generate_greedily`."""
+        return generate_greedily(
+            self._backbone,
+            self._routing,
+            [(self._adapter(job_id or UNTUNED), ids) for job_id, ids in prompts],
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=stop_token_ids,
+            pad_token_id=pad_token_id,
+            max_rows=max_rows,
+        )
+
+    def close(self) -> None:
+        """Take the adapters off the backbone and forget all jobs."""
+        detach(self._backbone.model)
+        self._active.clear()
+
+    def _adapter(self, job_id: str) -> ActiveJob | None:
+        return None if job_id == UNTUNED else self._of(job_id)
+
+    def _of(self, job_id: str) -> ActiveJob:
+        if job_id not in self._active:
+            raise EngineError(f"job {job_id!r} holds no slot; those that do: {', '.join(self._active) or 'none'}.")
+        return self._active[job_id]
+
+    def _place(self, job: LoraJob, budget: JobBudget | None) -> ActiveJob:
+        if job.job_id in self._active:
+            raise EngineError(f"job {job.job_id} holds a slot already.")
+        layers = select_layers(self._backbone.layers, job.target_modules)
+        known = {layer.index for layer in self._slots.layers}
+        if not layers or any(layer.index not in known for layer in layers):
+            raise ModelError(
+                f"job {job.job_id}: got target_modules {list(job.target_modules)}, expected layers that the engine adapts."
+            )
+        if not self.fits(job):
+            raise EngineError(
+                f"job {job.job_id} of rank {job.lora_rank} does not fit. Evict another, or make the engine larger."
+            )
+        active = ActiveJob(job=job, budget=budget, block=self._slots.take(job.lora_rank), layers=layers)
+        self._active[job.job_id] = active
+        return active

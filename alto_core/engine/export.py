@@ -1,0 +1,174 @@
+"""Adapters in PEFT's folder format: written for others to load, and read back.
+
+An exported folder holds adapter_model.safetensors and adapter_config.json, nothing of the optimizer and no path of this
+machine. It loads with `PeftModel.from_pretrained` and gives the logits it had in training.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from alto_core.domain import LoraJob
+from alto_core.engine.active_job import ActiveJob
+from alto_core.engine.slots import AdapterSlots
+from alto_core.engine.target_modules import LinearLayer
+from alto_core.engine.whole_folder import whole_folder
+from alto_core.errors import EngineError, ModelError
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+
+logger = logging.getLogger(__name__)
+
+
+def export_adapter(active: ActiveJob, slots: AdapterSlots, params_rW: Tensor, base_name: str, folder: Path) -> None:
+    """Write one adapter. `folder` appears whole, or stays as it was.
+
+    Args:
+        active: whose adapter it is.
+        params_rW: its rank rows, the current ones or those of the best step.
+        base_name: name of the base model, a hub id or a folder's own name.
+
+    Raises:
+        EngineError: the adapter holds a value that is not finite.
+    """
+    tensors = {}
+    changes_something = False
+    for layer, a_rI, b_rO in slots.by_layer(params_rW, active.layers):
+        a_name, b_name = _names(layer)
+        tensors[a_name], tensors[b_name] = a_rI.cpu().contiguous(), b_rO.cpu().T.contiguous()
+        changes_something |= bool(b_rO.any())
+    broken = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
+    if broken:
+        raise EngineError(
+            f"{active.job.job_id}: expected a finite adapter, got NaN or infinity in {broken}. It is not exported."
+        )
+    if not changes_something:
+        logger.warning("%s: every lora_B is zero, the exported adapter changes nothing", active.job.job_id)
+    with whole_folder(folder) as target:
+        save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
+        config = _config(active.job, base_name, is_conv1d=any(layer.is_conv1d for layer in active.layers))
+        (target / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def read_adapter(active: ActiveJob, slots: AdapterSlots, folder: Path) -> float:
+    """Fill a job's rank rows from a PEFT folder.
+
+    Returns:
+        The scale that the adapter was trained with.
+
+    Raises:
+        ModelError: the folder is no plain LoRA adapter, or its rank or layers are not the job's.
+    """
+    config = _read_config(folder)
+    _check_config(config, active.job, folder)
+    for name, target, tensor in _matched(active.layers, slots, active.block.params_rW, _read_weights(folder), folder):
+        if tensor.shape != target.shape:
+            raise ModelError(
+                f"{folder}: expected {name} of shape {tuple(target.shape)}, got {tuple(tensor.shape)}. It fits another model."
+            )
+        if not tensor.isfinite().all():
+            raise ModelError(f"{folder}: expected a finite adapter, got NaN or infinity in {name}.")
+        target.copy_(tensor)
+    return float(config["lora_alpha"]) / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+
+
+def _config(job: LoraJob, base_name: str, *, is_conv1d: bool) -> dict[str, Any]:
+    alpha = int(job.lora_alpha) if float(job.lora_alpha).is_integer() else job.lora_alpha
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "revision": None,
+        "r": job.lora_rank,
+        "lora_alpha": alpha,
+        "use_rslora": job.use_rslora,
+        "lora_dropout": job.dropout,
+        "target_modules": list(job.target_modules),
+        "fan_in_fan_out": is_conv1d,
+        "bias": "none",
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "use_dora": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: expected a PEFT adapter folder with {CONFIG}, got none.") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: expected readable JSON, got {error}.") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(config).__name__}.")
+    return config
+
+
+def _check_config(config: dict[str, Any], job: LoraJob, folder: Path) -> None:
+    expected = {"peft_type": "LORA", "r": job.lora_rank}
+    for field, value in expected.items():
+        if config.get(field) != value:
+            raise ModelError(f"{folder}: got {field}={config.get(field)!r}, expected {value!r}, as in {job.job_id}.")
+    if not isinstance(config.get("lora_alpha"), int | float):
+        raise ModelError(f"{folder}: got lora_alpha={config.get('lora_alpha')!r}, expected a number.")
+    for field in (
+        "use_dora",
+        "lora_bias",
+        "modules_to_save",
+        "rank_pattern",
+        "alpha_pattern",
+        "trainable_token_indices",
+    ):
+        if config.get(field):
+            raise ModelError(f"{folder}: got {field}={config[field]!r}, expected a plain LoRA adapter without it.")
+    if config.get("bias", "none") != "none":
+        raise ModelError(f"{folder}: got bias={config['bias']!r}, expected 'none'.")
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        hint = (
+            " Its weights are pickled, which is not loaded; save them as safetensors."
+            if path.with_suffix(".bin").exists()
+            else ""
+        )
+        raise ModelError(f"{folder}: expected a file {WEIGHTS}, got none.{hint}")
+    try:
+        return {name: tensor.to(torch.float32) for name, tensor in load_file(path).items()}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: expected whole safetensors, got {error}.") from None
+
+
+def _matched(
+    layers: Sequence[LinearLayer], slots: AdapterSlots, params_rW: Tensor, saved: dict[str, Tensor], folder: Path
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Each saved tensor with its place; every one must have a place, and every place a tensor."""
+    for layer, a_rI, b_rO in slots.by_layer(params_rW, layers):
+        for name, target in zip(_names(layer), (a_rI, b_rO.T), strict=True):
+            if name not in saved:
+                raise ModelError(
+                    f"{folder}: expected a tensor {name!r}, got none. Its target_modules differ from the job's."
+                )
+            yield name, target, saved.pop(name)
+    if saved:
+        raise ModelError(f"{folder}: got a tensor {min(saved)!r} for a layer that the job does not adapt.")
+
+
+def _names(layer: LinearLayer) -> tuple[str, str]:
+    return f"{_PREFIX}{layer.name}.lora_A.weight", f"{_PREFIX}{layer.name}.lora_B.weight"

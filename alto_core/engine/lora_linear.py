@@ -1,0 +1,120 @@
+"""Linear layers that add the LoRA paths of whichever adapters the current step routes to them.
+
+`attach` puts a `LoraLinear` around each chosen layer and `detach` takes it off again; the model is then as it was. Which
+tokens go to which adapter is set once per forward pass in the `LoraRouting` that all layers share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from alto_core.engine.slots import AdapterSlots, LayerAdapters
+from alto_core.engine.target_modules import LinearLayer
+from kernels.grouped_lora import grouped_lora
+from kernels.segments import Segments
+
+
+class LoraRouting:
+    """The segments of the forward pass that is under way; none outside of `use`."""
+
+    def __init__(self) -> None:
+        self._segments: Segments | None = None
+        self._layers_by_segment: Sequence[Collection[int]] = ()
+        self._made: dict[tuple[frozenset[int], int], Segments] = {}
+
+    @contextmanager
+    def use(self, segments: Segments, layers_by_segment: Sequence[Collection[int]]) -> Iterator[None]:
+        """Route the forward passes inside this context. Backward may run after it.
+
+        Args:
+            segments: over tokens, or over rows when each row of the input holds equally many tokens.
+            layers_by_segment: for each segment the indices of the layers that its adapter has.
+        """
+        assert self._segments is None, "one forward pass at a time"
+        self._segments, self._layers_by_segment, self._made = segments, layers_by_segment, {}
+        try:
+            yield
+        finally:
+            self._segments, self._layers_by_segment, self._made = None, (), {}
+
+    def segments_for(self, layer_index: int, num_tokens: int) -> Segments | None:
+        """Segments of one layer over its tokens; None when no adapter takes part there."""
+        if self._segments is None:
+            return None
+        excluded = frozenset(i for i, layers in enumerate(self._layers_by_segment) if layer_index not in layers)
+        key = (excluded, num_tokens)
+        if key not in self._made:
+            # The same few patterns serve all layers, so segments are made a few times per pass.
+            segments = self._segments.without(excluded) if excluded else self._segments
+            tokens_per_row, rest = divmod(num_tokens, segments.num_tokens)
+            assert rest == 0, "rows of unequal length must be routed by tokens"
+            self._made[key] = segments if tokens_per_row == 1 else segments.repeated(tokens_per_row)
+        segments = self._made[key]
+        return segments if segments.active else None
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer (or Conv1D) and the adapters of all slots on it.
+
+    Args:
+        base: the frozen layer.
+        layer: its description.
+        adapters: of all slots for this layer.
+        routing: shared by all layers of the model.
+    """
+
+    def __init__(self, base: nn.Module, layer: LinearLayer, adapters: LayerAdapters, routing: LoraRouting):
+        super().__init__()
+        self.base, self.layer = base, layer
+        self._adapters, self._routing = adapters, routing
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_TI = x.reshape(-1, self.layer.d_in)
+        y_TO = self._base_product(x_TI)
+        segments = self._routing.segments_for(self.layer.index, x_TI.shape[0])
+        if segments is not None:
+            own = self._adapters
+            y_TO = grouped_lora(
+                y_TO, x_TI, own.a_RI, own.b_RO, segments, self.layer.index, gradient_sinks=own.gradient_sinks
+            )
+        return y_TO.view(*x.shape[:-1], self.layer.d_out)
+
+    def _base_product(self, x_TI: Tensor) -> Tensor:
+        """The frozen layer, into a tensor of its own that the LoRA paths may be added to."""
+        if not self.layer.is_conv1d:
+            return functional.linear(x_TI, self.weight, self.bias)
+        assert self.bias is not None
+        return torch.addmm(self.bias, x_TI, self.weight)
+
+
+def attach(model: nn.Module, slots: AdapterSlots, routing: LoraRouting) -> None:
+    """Wrap every layer of the slots."""
+    for layer in slots.layers:
+        base = model.get_submodule(layer.name)
+        assert not isinstance(base, LoraLinear), "the backbone already serves an engine; close that first"
+        _replace(model, layer.name, LoraLinear(base, layer, slots.of_layer(layer), routing))
+
+
+def detach(model: nn.Module) -> None:
+    """Put the frozen layers back in place of all wrappers."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLinear):
+            _replace(model, name, module.base)
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)

@@ -1,0 +1,153 @@
+"""Attention over packed rows that do not see each other, registered with transformers as `alto_packed`.
+
+All rows of a step lie in one sequence [1, T] with restarting positions. The attention scatters them into a right-padded
+batch, runs one causal product there, and gathers the tokens back: causality alone keeps the padding unseen, so no mask is
+built. The layout travels as the keyword argument `packed_rows` from the model's forward to here; a model that loses it on
+the way is refused, never run with rows that see each other.
+
+Shape suffixes: T tokens, N rows, L longest row, H heads, K key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from alto_core.errors import ModelError
+
+PACKED_ATTENTION = "alto_packed"
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Where each token goes in a right-padded [N, L] batch."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each row, in order; at least one row, none empty."""
+    device: torch.device | str
+    padded_index_T: Tensor | None = field(init=False)
+    """Place of each token in the flattened batch; None when all rows are equally long."""
+
+    def __post_init__(self) -> None:
+        longest = max(self.lengths)
+        index = None
+        if any(length != longest for length in self.lengths):
+            rows = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
+            starts = torch.tensor((0, *self.lengths[:-1])).cumsum(0)
+            index = (rows * longest + torch.arange(len(rows)) - starts[rows]).to(self.device)
+        object.__setattr__(self, "padded_index_T", index)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def scatter(self, x_HTD: Tensor) -> Tensor:
+        """[H, T, D] -> [N, H, L, D], zeros in the padding."""
+        num_heads, _, width = x_HTD.shape
+        num_rows, longest = len(self.lengths), self.longest
+        if self.padded_index_T is not None:
+            x_HTD = x_HTD.new_zeros(num_heads, num_rows * longest, width).index_copy(1, self.padded_index_T, x_HTD)
+        return x_HTD.reshape(num_heads, num_rows, longest, width).transpose(0, 1)
+
+    def gather(self, x_NHLD: Tensor) -> Tensor:
+        """[N, H, L, D] -> [T, H, D]."""
+        num_rows, num_heads, longest, width = x_NHLD.shape
+        flat = x_NHLD.transpose(1, 2).reshape(num_rows * longest, num_heads, width)
+        return flat if self.padded_index_T is None else flat.index_select(0, self.padded_index_T)
+
+
+def register_packed_attention() -> None:
+    """Make `attn_implementation="alto_packed"` known to transformers. Doing it again changes nothing."""
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    packed_rows: PackedRows | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D].
+
+    Raises:
+        ModelError: the model needs something that packing does not do right, or lost `packed_rows`.
+    """
+    _refuse_unsupported(module, attention_mask, packed_rows, kwargs)
+    assert packed_rows is not None
+    assert dropout == 0.0, "the backbone is frozen and in eval mode"
+    query_NHLD, key_NKLD, value_NKLD = (packed_rows.scatter(x[0]) for x in (query, key, value))
+    has_groups = query.shape[1] != key.shape[1]
+    band_LL = _sliding_band(packed_rows.longest, sliding_window, query.device)
+    if softcap is not None:
+        out_NHLD = _softcapped(query_NHLD, key_NKLD, value_NKLD, scaling=scaling, softcap=softcap, band_LL=band_LL)
+    else:
+        out_NHLD = functional.scaled_dot_product_attention(
+            query_NHLD,
+            key_NKLD,
+            value_NKLD,
+            attn_mask=band_LL,
+            is_causal=band_LL is None,
+            scale=scaling,
+            enable_gqa=has_groups,
+        )
+    return packed_rows.gather(out_NHLD)[None], None
+
+
+def _refuse_unsupported(
+    module: nn.Module, mask: Tensor | None, packed_rows: PackedRows | None, kwargs: dict[str, Any]
+) -> None:
+    name = type(module).__name__
+    if packed_rows is None:
+        raise ModelError(
+            f"{name} does not hand the row layout on to its attention, so rows cannot be packed. Use another model."
+        )
+    for argument in ("s_aux", "position_bias"):
+        if kwargs.get(argument) is not None:
+            raise ModelError(
+                f"{name} uses {argument!r} in its attention, which packed rows do not support. Use another model."
+            )
+    is_causal = kwargs.get("is_causal")
+    if mask is not None or not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise ModelError(f"{name} does not attend causally with no mask, which packed rows need. Use another model.")
+
+
+def _sliding_band(longest: int, sliding_window: int | None, device: torch.device) -> Tensor | None:
+    """bool [L, L], true where a query sees a key: itself and the `sliding_window - 1` before it. None: causal alone does it."""
+    if sliding_window is None or sliding_window >= longest:
+        return None
+    ones_LL = torch.ones(longest, longest, dtype=torch.bool, device=device)
+    return ones_LL.tril() & ones_LL.triu(1 - sliding_window)
+
+
+def _softcapped(
+    query_NHLD: Tensor,
+    key_NKLD: Tensor,
+    value_NKLD: Tensor,
+    *,
+    scaling: float | None,
+    softcap: float,
+    band_LL: Tensor | None,
+) -> Tensor:
+    """Attention whose scores are bent by softcap * tanh(score / softcap), as Gemma 2 does it; no fused product has that."""
+    groups = query_NHLD.shape[1] // key_NKLD.shape[1]
+    key_NHLD, value_NHLD = key_NKLD.repeat_interleave(groups, dim=1), value_NKLD.repeat_interleave(groups, dim=1)
+    scale = query_NHLD.shape[-1] ** -0.5 if scaling is None else scaling
+    scores_NHLL = torch.tanh(query_NHLD @ key_NHLD.transpose(-1, -2) * scale / softcap) * softcap
+    longest = scores_NHLL.shape[-1]
+    if band_LL is None:
+        band_LL = torch.ones(longest, longest, dtype=torch.bool, device=scores_NHLL.device).tril()
+    scores_NHLL = scores_NHLL.masked_fill(~band_LL, float("-inf"))
+    return functional.softmax(scores_NHLL, dim=-1, dtype=torch.float32).to(value_NHLD.dtype) @ value_NHLD

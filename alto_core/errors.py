@@ -1,0 +1,72 @@
+"""The exceptions a user can meet.
+
+    AltoError
+    ├── TaskFileError      the task file or a setting is wrong: file, field, got, expected, what to do
+    ├── DataError          the data set cannot be used: file, row, reason
+    ├── ModelError         the base model cannot be loaded or adapted
+    ├── EngineError        training cannot go on (no memory for the smallest job, non-finite backbone)
+    ├── TrackingError      MLflow cannot be reached or refused a write
+    └── StoreError         the local store has no such task, or is of another version
+
+Broken invariants of our own are plain `assert`s; they are bugs, not errors of the user.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class AltoError(Exception):
+    """Base of every error that ALTO raises on purpose. The command line prints its text and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class TaskFileError(AltoError):
+    """A field of a task file or a setting is wrong.
+
+    Args:
+        field: dotted path of the field, for example `search_space.lora_rank[1]`.
+        got: the value found, as text.
+        expected: what would be right.
+        hint: what to do about it.
+        file: the file it stands in; None for values made in Python.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, *, got: str, expected: str, hint: str = "", file: Path | str | None = None):
+        self.field, self.got, self.expected, self.hint, self.file = field, got, expected, hint, file
+        place = f"{file}: {field}" if file else field
+        text = f"{place}: got {got}, expected {expected}"
+        super().__init__(f"{text}. {hint}" if hint else text)
+
+
+class DataError(AltoError):
+    """The data set cannot be used. The text names the file, the row where there is one, and the reason."""
+
+    exit_code = 3
+
+
+class ModelError(AltoError):
+    """The base model cannot be loaded, or a requested layer does not exist in it."""
+
+    exit_code = 4
+
+
+class EngineError(AltoError):
+    """Training cannot go on for a reason that is not one job's own."""
+
+    exit_code = 5
+
+
+class TrackingError(AltoError):
+    """MLflow cannot be reached, or refused what was written."""
+
+    exit_code = 6
+
+
+class StoreError(AltoError):
+    """The local store lacks what was asked for, or was written by another version."""
+
+    exit_code = 7

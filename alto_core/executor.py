@@ -1,0 +1,153 @@
+"""The training loop of many jobs over one backbone: fill slots, step, evaluate, take verdicts, evict, backfill.
+
+`Executor.run` is a generator. At each boundary it yields what was measured and waits for verdicts, so the executor
+knows neither MLflow nor the early-exit rules, and a verdict takes effect at a fixed step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alto_core.budget import rows_of_step
+from alto_core.data.rows import TaskData, TokenRow
+from alto_core.domain import Boundary, Evaluation, JobBudget, LoraJob, StepRecord, Verdict
+from alto_core.engine.engine import Engine
+
+MAX_EVAL_TOKENS = 8192
+"""Tokens of one evaluation batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRun:
+    """A stretch of one job's training: from where it stands to a step of its budget."""
+
+    job: LoraJob
+    budget: JobBudget
+    folder: Path
+    """Holds `state` (to continue from) and `adapter` (the best so far, in PEFT format)."""
+    start_step: int
+    """Updates already made; above 0 the job is restored from `folder/state`."""
+    target_step: int
+    """The stretch ends after this update."""
+    init_adapter: Path | None = None
+
+
+@dataclass
+class _Active:
+    run: JobRun
+    step: int
+
+
+@dataclass
+class _Measured:
+    """What has come together since the last boundary."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def tokens_per_second(self) -> float:
+        return sum(record.num_tokens for record in self.steps) / max(time.monotonic() - self.started, 1e-9)
+
+
+class Executor:
+    """Trains stretches of many jobs side by side.
+
+    Args:
+        engine: the slots over one frozen backbone.
+        data: the task's tokenized rows; validation rows are the same for all jobs.
+        data_seed: seeds the order of rows; the same for all jobs of a task.
+    """
+
+    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int):
+        self._engine, self._data, self._data_seed = engine, data, data_seed
+        self._with_best: set[str] = set()
+
+    def run(self, runs: Sequence[JobRun]) -> Generator[Boundary, Sequence[Verdict], None]:
+        """Train every stretch to its end, or until a verdict ends the job.
+
+        Jobs are admitted in decreasing adapter batch size and backfilled as slots come free: one of the batch size that
+        left first, then any that fits. At the end of a stretch the job's state and best adapter lie in its folder.
+
+        Yields:
+            A `Boundary` after each joint step at which a job was evaluated or became non-finite. Send the verdicts.
+        """
+        waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
+        active: dict[str, _Active] = {}
+        self._backfill(waiting, active, None)
+        measured = _Measured()
+        while active:
+            records = self._engine.step({job_id: self._rows(a) for job_id, a in active.items()})
+            measured.steps.extend(records)
+            for record in records:
+                active[record.job_id].step = record.step
+            evaluations = self._evaluate_due(active)
+            if evaluations or any(_is_non_finite(record) for record in records):
+                verdicts = yield Boundary(
+                    steps=tuple(measured.steps),
+                    evaluations=evaluations,
+                    running=tuple(active),
+                    tokens_per_second=measured.tokens_per_second(),
+                )
+                for verdict in verdicts:
+                    self._leave(active.pop(verdict.job_id).run, waiting, active)
+                measured = _Measured()
+            for job_id, reached in [(j, a) for j, a in active.items() if a.step >= a.run.target_step]:
+                self._engine.save(job_id, reached.run.folder / "state")
+                del active[job_id]
+                self._leave(reached.run, waiting, active)
+
+    def _rows(self, active: _Active) -> tuple[TokenRow, ...]:
+        rows = self._data.train.rows
+        indices = rows_of_step(
+            step=active.step + 1,
+            num_train_rows=len(rows),
+            rows_per_update=active.run.job.rows_per_update,
+            seed=self._data_seed,
+        )
+        return tuple(rows[i] for i in indices)
+
+    def _evaluate_due(self, active: Mapping[str, _Active]) -> tuple[Evaluation, ...]:
+        due = [
+            job_id for job_id, a in active.items() if a.step in a.run.budget.eval_steps or a.step == a.run.target_step
+        ]
+        if not due:
+            return ()
+        losses = self._engine.evaluate(due, self._data.validation.rows, max_tokens=MAX_EVAL_TOKENS)
+        evaluations = []
+        for job_id in due:
+            step, budget = active[job_id].step, active[job_id].run.budget
+            evaluation = Evaluation(job_id=job_id, step=step, fraction=budget.fraction(step), row_losses=losses[job_id])
+            if self._engine.keep_best(job_id, evaluation.val_loss):
+                self._with_best.add(job_id)
+            evaluations.append(evaluation)
+        return tuple(evaluations)
+
+    def _leave(self, run: JobRun, waiting: deque[JobRun], active: dict[str, _Active]) -> None:
+        """Take a job out of its slot, its best adapter written down, and give the slot to a waiting one."""
+        if run.job.job_id in self._with_best:
+            self._engine.export(run.job.job_id, run.folder / "adapter", best=True)
+        self._engine.evict(run.job.job_id)
+        self._backfill(waiting, active, run.job.adapter_batch_size)
+
+    def _backfill(self, waiting: deque[JobRun], active: dict[str, _Active], freed_batch_size: int | None) -> None:
+        """Admit what fits: the batch size that came free first, so that the packed step keeps its size."""
+        order = sorted(waiting, key=lambda run: run.job.adapter_batch_size != freed_batch_size)
+        for run in order:
+            if not self._engine.fits(run.job):
+                continue
+            waiting.remove(run)
+            if run.start_step:
+                self._engine.restore(run.job, run.budget, run.folder / "state")
+                self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation come this far
+            else:
+                self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
+            active[run.job.job_id] = _Active(run, run.start_step)
+
+
+def _is_non_finite(record: StepRecord) -> bool:
+    return not (math.isfinite(record.train_loss) and math.isfinite(record.grad_norm))

@@ -1,0 +1,66 @@
+"""A task's states around its stages: running while they run, then finished, failed or cancelled, whatever ended them.
+
+The same end is written to the store and to every MLflow run of the task that is still open.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from alto_core.domain import JobState, TaskState
+from alto_core.store import EventDraft, JobUpdate
+from alto_core.workspace import Workspace
+
+JOB_STATE_OF_TASK = {
+    TaskState.FAILED: JobState.FAILED,
+    TaskState.CANCELLED: JobState.CANCELLED,
+}
+
+
+@contextmanager
+def running(task_id: str) -> Iterator[Workspace]:
+    """Yields the task's workspace; records how the block ended.
+
+    An `Exception` is a failure. Anything else that ends the block (Ctrl-C, a termination signal) is a cancellation.
+    """
+    workspace = Workspace.open(task_id)
+    workspace.store.start_task(task_id)
+    started = time.monotonic()
+    try:
+        yield workspace
+    except Exception as error:
+        _end(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}", started)
+        raise
+    except BaseException:
+        _end(workspace, TaskState.CANCELLED, "cancelled", started)
+        raise
+    _end(workspace, TaskState.FINISHED, "", started)
+
+
+def _end(workspace: Workspace, state: TaskState, message: str, started: float) -> None:
+    task_id, store = workspace.task_id, workspace.store
+    seconds = time.monotonic() - started
+    tracking_seconds = sum(event.numbers["seconds"] for event in store.events(task_id) if event.kind == "tracking")
+    if state in JOB_STATE_OF_TASK:
+        job_state = JOB_STATE_OF_TASK[state]
+        store.update_jobs(
+            task_id,
+            [JobUpdate(job_id=job_id, state=job_state, reason=message) for job_id in workspace.alive()],
+        )
+        store.append_events(task_id, [EventDraft(kind="error", text=message)])
+    workspace.update_result(
+        seconds=seconds, tracking_share=tracking_seconds / max(seconds, 1e-9), peak_bytes=_peak_resident_bytes()
+    )
+    with workspace.tracked() as runs:
+        runs.close(state, message)
+    store.end_task(task_id, state, message)
+
+
+def _peak_resident_bytes() -> int:
+    """Highest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

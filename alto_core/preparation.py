@@ -1,0 +1,102 @@
+"""From a task file to a task that can run: data tokenized, layers checked, jobs and budgets laid out, all recorded.
+
+`plan_task` computes and writes nothing; `alto validate` stops there. `create_task` records the plan under a task id.
+No weights are loaded and no GPU is touched in this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from alto_core.budget import job_budget, num_samples
+from alto_core.config import TuningTask
+from alto_core.data.prepare import prepare_data
+from alto_core.data.rows import TaskData
+from alto_core.data.storage import save_task_data
+from alto_core.domain import JobBudget, LoraJob
+from alto_core.early_exit.policy import make_policy
+from alto_core.engine.target_modules import check_target_modules, linear_endings
+from alto_core.errors import TaskFileError
+from alto_core.report.values import TaskResult
+from alto_core.search_space import expand_search_space
+from alto_core.settings import Settings
+from alto_core.store import Store
+from alto_core.tracking import DatasetSummary, Tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """All that is known of a task before it trains."""
+
+    task: TuningTask
+    data: TaskData
+    jobs: tuple[LoraJob, ...]
+    budgets: Mapping[str, JobBudget]
+    module_counts: Mapping[str, int]
+    """Layers matched by each target module name."""
+
+    @property
+    def num_samples(self) -> int:
+        """Rows that all jobs together would train on if none ended early, repetitions counted."""
+        rows = len(self.data.train.rows)
+        return sum(num_samples(job, self.budgets[job.job_id].total_steps, rows) for job in self.jobs)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of those rows, by the mean row length."""
+        rows = self.data.train.rows
+        return round(self.num_samples * sum(len(row.token_ids) for row in rows) / len(rows))
+
+
+def plan_task(task: TuningTask) -> TaskPlan:
+    """Check a task against its data and its model, and lay out its jobs.
+
+    Raises:
+        TaskFileError: a field does not fit the data or the model.
+        DataError: the data set cannot be used.
+        ModelError: the base model is missing, or has no such layer.
+    """
+    make_policy(task.early_exit.preset, task.early_exit.overrides)
+    endings = linear_endings(task.model)
+    jobs = expand_search_space(task.search_space, endings)
+    module_counts: dict[str, int] = {}
+    for modules in sorted({job.target_modules for job in jobs}):
+        ranks = sorted({job.lora_rank for job in jobs if job.target_modules == modules})
+        module_counts |= check_target_modules(task.model, modules, lora_ranks=ranks)
+    data = prepare_data(task.data, task.model)
+    if task.evaluation.metric is not None and not data.validation.generation_rows:
+        raise TaskFileError(
+            "evaluation.metric",
+            got=task.evaluation.metric,
+            expected="null for plain text, which has no prompt to answer",
+            hint="Use prompt_completion or messages rows, or leave the metric out.",
+        )
+    budgets = {job.job_id: job_budget(job, task.budget, len(data.train.rows)) for job in jobs}
+    return TaskPlan(task=task, data=data, jobs=jobs, budgets=budgets, module_counts=module_counts)
+
+
+def create_task(plan: TaskPlan, task_id: str, settings: Settings) -> None:
+    """Record a plan under its id: rows on disk, jobs in the store, one MLflow run for the task and one per job."""
+    folder = settings.task_folder(task_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_task_data(plan.data, folder / "data")
+    store = Store(settings)
+    store.add_task(task_id, plan.task, plan.jobs, plan.budgets)
+    result = TaskResult(num_train_rows=len(plan.data.train.rows), data_report=plan.data.report.to_dict())
+    runs = Tracker(settings).open_task(plan.task, task_id, plan.jobs, _summarize(plan))
+    store.set_task_fields(task_id, parent_run_id=runs.parent_run_id, result=result.to_dict())
+    runs.release()
+
+
+def _summarize(plan: TaskPlan) -> DatasetSummary:
+    data = plan.data
+    return DatasetSummary(
+        name=plan.task.data.source,
+        source=plan.task.data.source,
+        digest=data.digest,
+        num_train=len(data.train.rows),
+        num_validation=len(data.validation.rows),
+        num_test=len(data.test.rows) if data.test else 0,
+        num_tokens=sum(len(row.token_ids) for row in data.train.rows),
+    )

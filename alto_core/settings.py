@@ -1,0 +1,72 @@
+"""Where this machine keeps what ALTO writes, and which services it talks to. Read from the environment, nowhere else.
+
+| variable | meaning | default |
+| --- | --- | --- |
+| `ALTO_HOME` | folder of the embedded databases, artifacts and checkpoints | `.alto` in the current folder |
+| `ALTO_DEVICE` | `cpu`, `cuda` or `cuda:N` | `cuda` where there is one, else `cpu` |
+| `MLFLOW_TRACKING_URI` | MLflow server; unset: an SQLite file under `ALTO_HOME` | unset |
+| `PREFECT_API_URL` | Prefect server; unset: an embedded one whose database lies under `ALTO_HOME` | unset |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The folders and addresses of one ALTO installation."""
+
+    home: Path
+    device: str | None
+    mlflow_tracking_uri: str
+    prefect_api_url: str | None
+
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self.home / 'store.db'}"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.home / "artifacts"
+
+    def task_folder(self, task_id: str) -> Path:
+        """Folder of one task's data summary, checkpoints, adapters and report."""
+        return self.home / "tasks" / task_id
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings. Creates nothing."""
+    env = os.environ if environ is None else environ
+    home = Path(env.get("ALTO_HOME") or ".alto").expanduser().resolve()
+    return Settings(
+        home=home,
+        device=env.get("ALTO_DEVICE") or None,
+        mlflow_tracking_uri=env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}",
+        prefect_api_url=env.get("PREFECT_API_URL") or None,
+    )
+
+
+def prepare_environment(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:
+    """Set what the libraries read at import: no telemetry, the embedded Prefect under `ALTO_HOME`, time for its start.
+
+    A variable that is already set stays as it is. Call it before prefect or mlflow are imported.
+    """
+    env = os.environ if environ is None else environ
+    defaults = {
+        "DO_NOT_TRACK": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        "PREFECT_HOME": str(settings.home / "prefect"),
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    for name, value in defaults.items():
+        env.setdefault(name, value)

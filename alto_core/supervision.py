@@ -1,0 +1,188 @@
+"""The loop around the executor: log each boundary, read the curves back, ask the policy, hand over its verdicts.
+
+The one place where measurements, curves, decisions and records meet. It makes no decision of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from alto_core.domain import Boundary, GateDecision, JobOutcome, JobState, Verdict
+from alto_core.early_exit.curves import Curve
+from alto_core.early_exit.policy import Policy
+from alto_core.executor import Executor, JobRun
+from alto_core.store import EventDraft, JobUpdate, Store
+from alto_core.tracking import TaskRuns
+
+
+class Supervisor:
+    """Watches the jobs of one task.
+
+    Args:
+        task_id: the task.
+        policy: its early-exit rules.
+        runs: its MLflow runs.
+        store: where states and events are kept for `alto status`.
+    """
+
+    def __init__(self, *, task_id: str, policy: Policy, runs: TaskRuns, store: Store):
+        self._task_id, self._policy, self._runs, self._store = task_id, policy, runs, store
+
+    def train(self, executor: Executor, stretches: Sequence[JobRun]) -> None:
+        """Train every stretch to its end or to its verdict. On return all measurements and adapters are in MLflow."""
+        by_id = {stretch.job.job_id: stretch for stretch in stretches}
+        session = executor.run(stretches)
+        boundary = next(session, None)
+        while boundary is not None:
+            curves = self._record(boundary)
+            verdicts = self._judge(boundary, curves)
+            following = _advance(session, verdicts)
+            for verdict in verdicts:
+                self._end(by_id[verdict.job_id].folder, curves[verdict.job_id], verdict)
+            self._finish_spent(boundary, curves, by_id, {verdict.job_id for verdict in verdicts})
+            boundary = following
+
+    def apply_gate(self, decision: GateDecision, curves: dict[str, Curve], folders: dict[str, Path]) -> None:
+        """End the jobs that a gate ended, and record every job's place in it."""
+        ranks = {entry.job_id: entry.gate_rank for entry in decision.entries}
+        self._store.update_jobs(
+            self._task_id,
+            [JobUpdate(job_id=job_id, gate_rank=rank) for job_id, rank in ranks.items() if rank is not None],
+        )
+        for entry in decision.entries:
+            if entry.kept:
+                self._runs.set_job_state(entry.job_id, JobState.RUNNING, reason=entry.reason, gate_rank=entry.gate_rank)
+        for verdict in decision.verdicts:
+            self._end(folders[verdict.job_id], curves[verdict.job_id], verdict, gate_rank=ranks[verdict.job_id])
+        self._store.append_events(
+            self._task_id,
+            [
+                EventDraft(
+                    kind="gate", text=f"{len(decision.survivors)} go on: {', '.join(decision.survivors) or 'none'}"
+                )
+            ],
+        )
+
+    def _record(self, boundary: Boundary) -> dict[str, Curve]:
+        self._runs.log_steps(boundary.steps)
+        self._runs.log_evaluations(boundary.evaluations)
+        self._runs.flush()
+        last = {record.job_id: record for record in boundary.steps}
+        val_loss = {evaluation.job_id: evaluation.val_loss for evaluation in boundary.evaluations}
+        self._store.update_jobs(
+            self._task_id,
+            [
+                JobUpdate(
+                    job_id=job_id,
+                    state=JobState.RUNNING,
+                    step=record.step,
+                    train_loss=record.train_loss,
+                    val_loss=val_loss.get(job_id),
+                )
+                for job_id, record in last.items()
+            ],
+        )
+        curves = self._runs.read_curves(list(last))
+        self._store.update_jobs(self._task_id, [_best_so_far(curve) for curve in curves.values()])
+        self._store.append_events(self._task_id, _evaluation_events(boundary))
+        return curves
+
+    def _judge(self, boundary: Boundary, curves: dict[str, Curve]) -> list[Verdict]:
+        verdicts = []
+        for job_id, curve in curves.items():
+            if job_id not in boundary.running:
+                continue
+            verdict = self._policy.judge(curve)
+            spent = bool(curve.train_steps) and curve.train_steps[-1] >= curve.total_steps
+            if verdict is not None and not (spent and verdict.state is not JobState.DIVERGING):
+                verdicts.append(verdict)
+        return verdicts
+
+    def _finish_spent(
+        self, boundary: Boundary, curves: dict[str, Curve], by_id: dict[str, JobRun], ended: set[str]
+    ) -> None:
+        for evaluation in boundary.evaluations:
+            stretch = by_id[evaluation.job_id]
+            if evaluation.step == stretch.budget.total_steps and evaluation.job_id not in ended:
+                verdict = Verdict(
+                    job_id=evaluation.job_id,
+                    state=JobState.FINISHED,
+                    step=evaluation.step,
+                    reason="budget spent",
+                    evidence={"val_loss": evaluation.val_loss},
+                )
+                self._end(stretch.folder, curves[evaluation.job_id], verdict)
+
+    def _end(self, folder: Path, curve: Curve, verdict: Verdict, *, gate_rank: int | None = None) -> None:
+        """Record a job's end everywhere: adapter and state in MLflow, state and event in the store."""
+        outcome = outcome_of(curve, verdict, gate_rank)
+        adapter = folder / "adapter"
+        if adapter.is_dir():
+            self._runs.log_adapter(verdict.job_id, adapter)
+        self._runs.log_job_summary(outcome)
+        self._runs.set_job_state(verdict.job_id, verdict.state, reason=verdict.reason, gate_rank=gate_rank)
+        self._store.update_jobs(
+            self._task_id,
+            [JobUpdate(job_id=verdict.job_id, state=verdict.state, reason=verdict.reason, step=verdict.step)],
+        )
+        self._store.append_events(
+            self._task_id,
+            [
+                EventDraft(
+                    kind="exit",
+                    job_id=verdict.job_id,
+                    text=f"{verdict.state}: {verdict.reason}",
+                    numbers={**verdict.evidence, "step": verdict.step},
+                )
+            ],
+        )
+
+
+def outcome_of(curve: Curve, verdict: Verdict, gate_rank: int | None = None) -> JobOutcome:
+    """What a job's curve and its last verdict say about it."""
+    best_step = curve.best_val_step
+    return JobOutcome(
+        job_id=curve.job_id,
+        state=verdict.state,
+        reason=verdict.reason,
+        step=verdict.step,
+        total_steps=curve.total_steps,
+        best_step=best_step,
+        best_val_loss=None if best_step is None else curve.val_losses[curve.val_steps.index(best_step)],
+        gate_rank=gate_rank,
+    )
+
+
+def _advance(session: Generator[Boundary, Sequence[Verdict], None], verdicts: Sequence[Verdict]) -> Boundary | None:
+    try:
+        return session.send(verdicts)
+    except StopIteration:
+        return None
+
+
+def _best_so_far(curve: Curve) -> JobUpdate:
+    best_step = curve.best_val_step
+    best = None if best_step is None else curve.val_losses[curve.val_steps.index(best_step)]
+    return JobUpdate(job_id=curve.job_id, best_step=best_step, best_val_loss=best)
+
+
+def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
+    last = {record.job_id: record for record in boundary.steps}
+    events = [
+        EventDraft(
+            kind="evaluation",
+            text=f"validation loss {evaluation.val_loss:.4f} after step {evaluation.step}",
+            job_id=evaluation.job_id,
+            numbers={
+                "step": evaluation.step,
+                "fraction": evaluation.fraction,
+                "val_loss": evaluation.val_loss,
+                "train_loss": last[evaluation.job_id].train_loss if evaluation.job_id in last else math.nan,
+            },
+        )
+        for evaluation in boundary.evaluations
+    ]
+    speed = boundary.tokens_per_second
+    return [*events, EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers={"tokens_per_second": speed})]

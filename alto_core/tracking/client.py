@@ -1,0 +1,192 @@
+"""Opens the MLflow runs of a tuning task, once, and finds them again by their tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from mlflow.entities import Experiment, Run, ViewType
+from mlflow.exceptions import MlflowException
+
+from alto_core.config import TuningTask
+from alto_core.domain import LoraJob
+from alto_core.errors import TrackingError
+from alto_core.settings import Settings
+from alto_core.tracking import adapters, description
+from alto_core.tracking.adapters import RegisteredAdapter
+from alto_core.tracking.connection import Connection, timed
+from alto_core.tracking.description import JOB_ID, JOB_INDEX, TASK_ID, WORKSPACE, DatasetSummary
+from alto_core.tracking.runs import TaskRuns
+
+_TASK_ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_RUNS_PER_PAGE = 1000
+
+
+class Tracker:
+    """The tracking of one ALTO home. Making one prepares the embedded database, or tries the server.
+
+    Raises:
+        TrackingError: MLflow cannot be reached.
+    """
+
+    def __init__(self, settings: Settings):
+        self._connection = Connection(settings)
+
+    @property
+    def seconds_spent(self) -> float:
+        """Wall time that callers were held up by this tracker and its runs."""
+        return self._connection.callers.seconds
+
+    @property
+    def seconds_in_background(self) -> float:
+        """Wall time that its side threads worked; it overlaps with training."""
+        return self._connection.background.seconds
+
+    @timed
+    def open_task(self, task: TuningTask, task_id: str, jobs: Sequence[LoraJob], data: DatasetSummary) -> TaskRuns:
+        """The runs of a task: a parent, and one child per job for ever. Creates what is missing, keeps what is there.
+
+        Raises:
+            TrackingError: MLflow refused, the experiment or a run was deleted, or the id belongs to another task.
+        """
+        _check_task_id(task_id)
+        with self._connection.exclusive():
+            experiment_id = self._experiment_id(description.experiment_name(task, data))
+            runs = self._find_runs(task_id, [experiment_id])
+            parent = self._parent(task, task_id, experiment_id, runs, len(jobs), data)
+            children = {run.data.tags[JOB_ID]: run for run in runs if JOB_ID in run.data.tags}
+            for index, job in enumerate(jobs):
+                run = children.get(job.job_id)
+                if run is None:
+                    tags = description.job_tags(
+                        task, task_id, job, index, self._connection.workspace, parent.info.run_id
+                    )
+                    run = self._create_run(experiment_id, job.job_id, tags)
+                if not run.data.params:  # new, or its creator died half-way
+                    self._describe(run.info.run_id, description.job_params(task, job, data), data)
+        return self.task_runs(task_id)
+
+    @timed
+    def task_runs(self, task_id: str) -> TaskRuns:
+        """The runs of a task that was opened before, by this process or another.
+
+        Raises:
+            TrackingError: there is no such task, or one of its runs was deleted.
+        """
+        _check_task_id(task_id)
+        experiments = self._connection.call(
+            "list experiments", self._connection.client.search_experiments, view_type=ViewType.ALL
+        )
+        runs = self._find_runs(task_id, [experiment.experiment_id for experiment in experiments])
+        parents = [run for run in runs if JOB_ID not in run.data.tags]
+        if not parents:
+            raise TrackingError(
+                f"task {task_id!r}: got no run of it in MLflow, expected one. Check ALTO_HOME and MLFLOW_TRACKING_URI."
+            )
+        children = [run for run in runs if JOB_ID in run.data.tags]
+        jobs = [description.job_run(run) for run in sorted(children, key=lambda run: int(run.data.tags[JOB_INDEX]))]
+        return TaskRuns(
+            self._connection,
+            task_id=task_id,
+            experiment_id=parents[0].info.experiment_id,
+            parent_run_id=parents[0].info.run_id,
+            jobs=jobs,
+            ema_alpha=float(parents[0].data.params["ema_alpha"]),
+        )
+
+    @timed
+    def registered_adapter(self, name: str, alias: str = adapters.CHAMPION) -> RegisteredAdapter:
+        """The version of a registered model that an alias stands on.
+
+        Raises:
+            TrackingError: there is none.
+        """
+        return adapters.find_version(self._connection, name, alias)
+
+    def _experiment_id(self, name: str) -> str:
+        client, call = self._connection.client, self._connection.call
+        experiment: Experiment | None = call("find the experiment", client.get_experiment_by_name, name)
+        if experiment is None:
+            try:
+                return str(client.create_experiment(name, artifact_location=self._connection.artifact_location))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise TrackingError(f"experiment {name!r}: MLflow refused to create it ({error})") from error
+            experiment = call("find the experiment", client.get_experiment_by_name, name)  # another machine was faster
+        assert experiment is not None
+        if experiment.lifecycle_stage != "active":
+            raise TrackingError(
+                f"experiment {name!r}: got a deleted one, expected an active one. Restore it with `mlflow experiments "
+                f"restore --experiment-id {experiment.experiment_id}`, or delete it for good with `mlflow gc "
+                f"--experiment-ids {experiment.experiment_id}`."
+            )
+        return str(experiment.experiment_id)
+
+    def _find_runs(self, task_id: str, experiment_ids: Sequence[str]) -> list[Run]:
+        """Parent and children, in no order."""
+        client, found, token = self._connection.client, list[Run](), None
+        query = f"tags.`{TASK_ID}` = '{task_id}' and tags.`{WORKSPACE}` = '{self._connection.workspace}'"
+        while token != "":
+            page = self._connection.call(
+                "find the runs of the task",
+                client.search_runs,
+                list(experiment_ids),
+                query,
+                run_view_type=ViewType.ALL,
+                max_results=_RUNS_PER_PAGE,
+                page_token=token,
+            )
+            found += page
+            token = page.token or ""
+        for run in found:
+            if run.info.lifecycle_stage != "active":
+                raise TrackingError(
+                    f"task {task_id!r}: got a deleted MLflow run ({run.info.run_name}), expected it to stay. "
+                    f"Restore it with `mlflow runs restore --run-id {run.info.run_id}`, or submit the task anew."
+                )
+        return found
+
+    def _parent(
+        self,
+        task: TuningTask,
+        task_id: str,
+        experiment_id: str,
+        runs: Sequence[Run],
+        num_jobs: int,
+        data: DatasetSummary,
+    ) -> Run:
+        parent = next((run for run in runs if JOB_ID not in run.data.tags), None)
+        if parent is None:
+            tags = description.task_tags(task, task_id, self._connection.workspace)
+            parent = self._create_run(experiment_id, task_id, tags)
+        elif parent.data.tags.get("alto.task_digest") != task.digest:
+            raise TrackingError(
+                f"task {task_id!r}: got another task file than the one it was opened with. "
+                "Submit the changed file as a new task."
+            )
+        if not parent.data.params:
+            run_id = parent.info.run_id
+            self._describe(run_id, description.task_params(task, num_jobs, data), data)
+            text = json.dumps(task.model_dump(mode="json"), indent=2)
+            self._connection.call("log the task file", self._connection.client.log_text, run_id, text, "task.json")
+        return parent
+
+    def _create_run(self, experiment_id: str, name: str, tags: Mapping[str, str]) -> Run:
+        # not repeated by `call` when the answer is lost on the way: a second run of the same job must never come to be
+        try:
+            return self._connection.client.create_run(experiment_id, tags=description.as_tags(tags), run_name=name)
+        except MlflowException as error:
+            raise TrackingError(
+                f"could not create the run of {name}: {error}. Resume the task: what was created is found again."
+            ) from error
+
+    def _describe(self, run_id: str, params: Sequence[description.Param], data: DatasetSummary) -> None:
+        client, call = self._connection.client, self._connection.call
+        call("log the data set", client.log_inputs, run_id, [description.dataset_input(data)])
+        call("log parameters", client.log_batch, run_id, params=params)
+
+
+def _check_task_id(task_id: str) -> None:
+    if not re.fullmatch(_TASK_ID_PATTERN, task_id):
+        raise TrackingError(f"task id {task_id!r}: expected letters, digits, '.', '_' or '-'")

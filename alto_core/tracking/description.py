@@ -1,0 +1,165 @@
+"""How a task, its jobs and its data set are written into MLflow runs, and read back from them.
+
+Tags carry what MLflow users filter by: `alto.task_id`, `alto.job_id`, `alto.state`, `alto.reason`, `alto.gate_rank`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID, MLFLOW_USER
+
+from alto_core.budget import job_budget
+from alto_core.config import TuningTask
+from alto_core.domain import JobState, LoraJob, TaskState
+from alto_core.tracking.connection import without_credentials
+from alto_core.tracking.names import clean_name
+
+TASK_ID = "alto.task_id"
+JOB_ID = "alto.job_id"
+JOB_INDEX = "alto.job_index"
+WORKSPACE = "alto.workspace"
+STATE = "alto.state"
+REASON = "alto.reason"
+GATE_RANK = "alto.gate_rank"
+
+DEFAULT_EMA_ALPHA = 0.1
+"""Weight of the newest loss in `train_loss_ema` where the task file's early-exit overrides name none."""
+
+MAX_TAG_LENGTH = 4000
+MAX_PARAM_LENGTH = 6000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSummary:
+    """What MLflow shows about the data set of a task."""
+
+    name: str
+    source: str
+    """File, or hub data set."""
+    digest: str
+    """Equal digests mean equal rows and splits; at most 36 characters."""
+    num_train: int
+    num_validation: int
+    num_test: int
+    num_tokens: int
+    """Tokens of the training rows, prompts included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRun:
+    """The MLflow run of one job, and what a curve needs to know about the job."""
+
+    job_id: str
+    run_id: str
+    learning_rate: float
+    rows_per_update: int
+    total_steps: int
+    warmup_steps: int
+    state: JobState
+
+
+def experiment_name(task: TuningTask, data: DatasetSummary) -> str:
+    """One experiment per base model and data set, so that MLflow's charts compare what can be compared."""
+    model = task.model.name.rstrip("/")
+    return f"{PurePath(model).name if PurePath(model).is_absolute() else model} on {data.name}"[:500]
+
+
+def task_tags(task: TuningTask, task_id: str, workspace: str) -> dict[str, str]:
+    return {
+        TASK_ID: task_id,
+        WORKSPACE: workspace,
+        STATE: TaskState.RUNNING.value,
+        "alto.kind": "task",
+        "alto.task_digest": task.digest,
+        MLFLOW_USER: task.owner,
+    }
+
+
+def task_params(task: TuningTask, num_jobs: int, data: DatasetSummary) -> list[Param]:
+    fields = {
+        "model": task.model.name,
+        "model_revision": task.model.revision,
+        "dtype": task.model.dtype,
+        "data": data.source,
+        "num_jobs": num_jobs,
+        "epochs": task.budget.epochs,
+        "steps": task.budget.steps,
+        "early_exit": task.early_exit.preset,
+        "ema_alpha": task.early_exit.overrides.get("alpha", DEFAULT_EMA_ALPHA),
+        "choose_by": task.evaluation.choose_by,
+        "data_seed": task.data.seed,
+    }
+    return as_params(fields)
+
+
+def job_tags(
+    task: TuningTask, task_id: str, job: LoraJob, index: int, workspace: str, parent_run_id: str
+) -> dict[str, str]:
+    return {
+        MLFLOW_PARENT_RUN_ID: parent_run_id,
+        TASK_ID: task_id,
+        JOB_ID: job.job_id,
+        JOB_INDEX: str(index),
+        WORKSPACE: workspace,
+        STATE: JobState.WAITING.value,
+        "alto.kind": "job",
+        MLFLOW_USER: task.owner,
+    }
+
+
+def job_params(task: TuningTask, job: LoraJob, data: DatasetSummary) -> list[Param]:
+    budget = job_budget(job, task.budget, data.num_train)
+    lengths = {
+        "rows_per_update": job.rows_per_update,
+        "total_steps": budget.total_steps,
+        "warmup_steps": budget.warmup_steps,
+    }
+    return as_params({**job.params(), **lengths})
+
+
+def job_run(run: Run) -> JobRun:
+    """Read a child run back."""
+    params, tags = run.data.params, run.data.tags
+    return JobRun(
+        job_id=tags[JOB_ID],
+        run_id=run.info.run_id,
+        learning_rate=float(params["learning_rate"]),
+        rows_per_update=int(params["rows_per_update"]),
+        total_steps=int(params["total_steps"]),
+        warmup_steps=int(params["warmup_steps"]),
+        state=JobState(tags[STATE]),
+    )
+
+
+def as_params(fields: Mapping[str, Any]) -> list[Param]:
+    return [
+        Param(clean_name(name), shorten(str(value), MAX_PARAM_LENGTH))
+        for name, value in fields.items()
+        if value is not None
+    ]
+
+
+def as_tags(fields: Mapping[str, Any]) -> dict[str, str]:
+    return {clean_name(name): shorten(str(value), MAX_TAG_LENGTH) for name, value in fields.items()}
+
+
+def dataset_input(data: DatasetSummary) -> DatasetInput:
+    profile = {
+        "num_train": data.num_train,
+        "num_validation": data.num_validation,
+        "num_test": data.num_test,
+        "num_tokens": data.num_tokens,
+    }
+    source = json.dumps({"source": without_credentials(data.source)})
+    dataset = Dataset(data.name, data.digest[:36], "alto", source, profile=json.dumps(profile))
+    return DatasetInput(dataset, tags=[InputTag(MLFLOW_DATASET_CONTEXT, "training")])
+
+
+def shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -1,0 +1,84 @@
+"""How numbers, durations and states are written for people, in the terminal as in the report. Needs no package."""
+
+from __future__ import annotations
+
+import math
+import urllib.parse
+from importlib.metadata import PackageNotFoundError, version
+
+from alto_core.domain import JobState
+
+STATE_MEANING: dict[JobState, str] = {
+    JobState.WAITING: "has not started",
+    JobState.RUNNING: "is training",
+    JobState.FINISHED: "trained its whole budget",
+    JobState.DIVERGING: "its loss rose or was no number",
+    JobState.OVERFITTING: "its validation loss no longer followed its training loss",
+    JobState.UNDERPERFORMING: "others were better at the gate",
+    JobState.FAILED: "could not go on",
+    JobState.CANCELLED: "was ended by a person",
+}
+NOTHING = "-"
+
+
+def rate(value: float) -> str:
+    """A learning rate with its exponent: 0.002 is `2e-3`."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def loss(value: float | None) -> str:
+    """Nats per token, four digits after the point; long ones shorter; `nan` and `inf` by name."""
+    if value is None:
+        return NOTHING
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:.3g}"
+
+
+def share(value: float | None, *, digits: int = 0) -> str:
+    return NOTHING if value is None else f"{100 * value:.{digits}f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """`8 s`, `3 min 12 s`, `2 h 05 min`."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(value: float | None) -> str:
+    """Thousands apart, by a thin space that does not break."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{round(value):,}".replace(",", "\u202f")
+
+
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def alto_version() -> str:
+    """The installed version; says so when ALTO runs from a folder that was never installed."""
+    try:
+        return version("alto-lora")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def without_credentials(url: str) -> str:
+    """A URL that can be shown: `user:password@` and what stands like it are left out."""
+    parts = urllib.parse.urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,18 @@
+"""The Python API: what the command line does, as functions.
+
+    from flows.api import leaderboard, load_task, tune
+
+    result = tune(load_task("task.yaml"))
+    print(leaderboard(result.task_id))
+
+Settings come from the environment, as for the command line (see `alto_core.settings`).
+"""
+
+from __future__ import annotations
+
+from alto_core.config import load_task, parse_task
+from alto_core.preparation import plan_task
+from alto_core.report import build_report
+from flows.tune import TuneResult, leaderboard, tune, tune_result
+
+__all__ = ["TuneResult", "build_report", "leaderboard", "load_task", "parse_task", "plan_task", "tune", "tune_result"]

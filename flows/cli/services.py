@@ -1,0 +1,129 @@
+"""Server processes on this machine: start them, wait until they answer, stop them with all their children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alto_core.errors import AltoError
+
+LOOPBACK = "127.0.0.1"
+STOP_SECONDS = 10.0
+START_SECONDS = 180.0
+"""A first start migrates the database, which takes up to a minute on a slow machine."""
+
+
+class ServiceError(AltoError):
+    """A server could not be started here: its port is taken, or it ended before it answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A server to start."""
+
+    name: str
+    command: Sequence[str]
+    port: int
+    health_path: str
+    """Answers 200 when the server is up."""
+    log_file: Path
+    environment: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+
+class RunningService:
+    """A started server, in a process group of its own, so that stopping reaches its children."""
+
+    def __init__(self, service: Service):
+        require_free_port(service.name, service.port)
+        self.service = service
+        service.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with service.log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                service.command,
+                env={**os.environ, **service.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait_until_up(self, seconds: float = START_SECONDS) -> None:
+        """Return when the server answers.
+
+        Raises:
+            ServiceError: it ended, or does not answer in time; the text shows the end of its log.
+        """
+        deadline = time.monotonic() + seconds
+        while not answers(self.service.url + self.service.health_path):
+            if self.has_ended or time.monotonic() > deadline:
+                what = (
+                    f"ended with code {self._process.returncode}"
+                    if self.has_ended
+                    else f"gave no answer in {seconds:.0f} s"
+                )
+                raise ServiceError(
+                    f"{self.service.name} {what}. The end of {self.service.log_file}:\n{self._log_tail()}"
+                )
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Ask the whole group to end, and kill what is left after a while."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            if self._group_is_gone(STOP_SECONDS):
+                return
+
+    def _group_is_gone(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._process.poll()
+            try:
+                os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _log_tail(self) -> str:
+        text = self.service.log_file.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-15:])
+
+
+def require_free_port(name: str, port: int) -> None:
+    """Raise `ServiceError` when something already listens there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise ServiceError(
+                f"port {port} for {name} cannot be used: got {error.strerror}, expected a free port on {LOOPBACK}. "
+                f"Stop what listens there, or choose another with --{name.lower()}-port."
+            ) from None
+
+
+def answers(url: str, timeout_seconds: float = 2.0) -> bool:
+    """Whether a GET of the URL returns 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_seconds) as response:  # noqa: S310 - http(s) URLs of settings
+            return response.status == 200
+    except (urllib.error.URLError, OSError, ValueError):
+        return False

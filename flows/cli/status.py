@@ -1,0 +1,101 @@
+"""`alto status`: all tasks in a table, one task's jobs, or one task followed to its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from alto_core import wording
+from alto_core.settings import load_settings
+from alto_core.store import Store, TaskRecord
+from flows.cli.live_view import TASK_STYLES, render_view
+from flows.cli.outcome import outcome_object, print_outcome
+from flows.cli.output import dump
+from flows.cli.tune import POLL_SECONDS, make_display
+from flows.cli.view import Watcher
+
+MAX_TASKS = 50
+
+
+def run_status(task_id: str | None, *, follow: bool, as_json: bool) -> None:
+    """Print and return; with `follow` return when the task, by default the latest, has ended."""
+    settings = load_settings()
+    store = Store(settings)
+    console = Console(highlight=False)
+    if task_id is None and not follow:
+        _print_tasks(store.tasks(limit=MAX_TASKS), console, as_json=as_json)
+        return
+    if task_id is None:
+        latest = store.tasks(limit=1)
+        if not latest:
+            _print_tasks((), console, as_json=as_json)
+            return
+        task_id = latest[0].task_id
+    store.task(task_id)
+    watcher = Watcher(store, task_id)
+    if not follow:
+        view = watcher.look()
+        if as_json:
+            print(dump({**outcome_object(view, settings), "event": "status", "stage": view.stage}))
+        elif view.state.is_end:
+            print_outcome(view, settings, console)
+        else:
+            console.print(render_view(view, width=console.size.width, height=None))
+        return
+    display = make_display(settings, sys.stdout, as_json=as_json, plain=False)
+    view = watcher.look()
+    while not view.state.is_end:
+        display.show(view)
+        time.sleep(POLL_SECONDS)
+        view = watcher.look()
+    display.show(view)
+    display.finish(view)
+
+
+def _print_tasks(tasks: tuple[TaskRecord, ...], console: Console, *, as_json: bool) -> None:
+    """The newest first."""
+    if as_json:
+        for record in tasks:
+            print(dump({"event": "task", **_task_object(record)}))
+        return
+    if not tasks:
+        console.print("No tasks yet. `alto tune FILE` starts one.")
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("task", "owner", "state", "stage", "started", "took", "winner"):
+        table.add_column(name, no_wrap=name != "winner")
+    for record in tasks:
+        row = _task_object(record)
+        table.add_row(
+            Text(record.task_id),
+            Text(record.owner),
+            Text(str(record.state), style=TASK_STYLES.get(record.state, "cyan")),
+            Text(str(record.stage or wording.NOTHING)),
+            Text(f"{record.started_at:%Y-%m-%d %H:%M} UTC" if record.started_at else wording.NOTHING),
+            Text(wording.duration(row["seconds"])),
+            Text(record.winner_job_id or wording.NOTHING),
+        )
+    console.print(table)
+
+
+def _task_object(record: TaskRecord) -> dict:
+    seconds = (
+        ((record.ended_at or datetime.now(UTC)) - record.started_at).total_seconds() if record.started_at else None
+    )
+    return {
+        "task_id": record.task_id,
+        "owner": record.owner,
+        "state": str(record.state),
+        "stage": record.stage,
+        "created": record.created_at,
+        "started": record.started_at,
+        "ended": record.ended_at,
+        "seconds": seconds,
+        "winner": record.winner_job_id,
+        "message": record.message,
+    }

@@ -1,0 +1,137 @@
+"""`alto ui`: MLflow's and Prefect's own UIs over the embedded databases, on loopback, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import sys
+import time
+import urllib.parse
+
+from rich.console import Console
+from rich.text import Text
+
+from alto_core import wording
+from alto_core.settings import Settings, load_settings, prepare_environment
+from alto_core.store import Store, TaskRecord
+from flows.cli.interruption import sigterm_as_ctrl_c
+from flows.cli.services import LOOPBACK, RunningService, Service, ServiceError
+
+MAX_COMPARED_RUNS = 20
+
+
+def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
+    """Start what the settings do not name as a server elsewhere, print where everything is, and wait.
+
+    Raises:
+        ServiceError: a port is taken, or a server ends before or while it should serve.
+    """
+    settings = load_settings()
+    prepare_environment(settings)
+    settings.home.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False)
+    services = _services(settings, mlflow_port, prefect_port)
+    with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
+        try:
+            running = []
+            for service in services:
+                started = RunningService(service)
+                stack.callback(started.stop)
+                running.append(started)
+            console.print(Text(f"Starting {' and '.join(s.name for s in services) or 'nothing'} ...", style="dim"))
+            for started in running:
+                started.wait_until_up()
+            mlflow_url = _base_url(services, "MLflow") or wording.without_credentials(settings.mlflow_tracking_uri)
+            prefect_url = _base_url(services, "Prefect") or wording.without_credentials(
+                settings.prefect_api_url or ""
+            ).removesuffix("/api")
+            _print_links(settings, mlflow_url, prefect_url, console)
+            if not running:
+                return
+            console.print(Text("Ctrl-C stops both.", style="dim"))
+            _wait(running)
+        except KeyboardInterrupt:
+            console.print(Text("Stopping ...", style="dim"))
+
+
+def compare_url(mlflow_url: str, experiment_id: str, run_ids: list[str]) -> str:
+    """MLflow's page that compares runs, parallel coordinates included."""
+    runs = urllib.parse.quote(json.dumps(run_ids, separators=(",", ":")))
+    experiments = urllib.parse.quote(json.dumps([experiment_id], separators=(",", ":")))
+    return f"{mlflow_url}/#/compare-runs?runs={runs}&experiments={experiments}"
+
+
+def _services(settings: Settings, mlflow_port: int, prefect_port: int) -> list[Service]:
+    services = []
+    logs = settings.home / "logs"
+    if settings.mlflow_tracking_uri.startswith("sqlite:///"):
+        _use_wal(settings.mlflow_tracking_uri)
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", settings.mlflow_tracking_uri]
+        command += ["--artifacts-destination", str(settings.artifacts), "--host", LOOPBACK, "--port", str(mlflow_port)]
+        command += ["--workers", "1", "--uvicorn-opts", "--no-access-log"]
+        services.append(
+            Service(
+                name="MLflow",
+                command=command,
+                port=mlflow_port,
+                health_path="/health",
+                log_file=logs / "mlflow.log",
+                environment={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+            )
+        )
+    if settings.prefect_api_url is None:
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(prefect_port)]
+        services.append(
+            Service(
+                name="Prefect",
+                command=command,
+                port=prefect_port,
+                health_path="/api/health",
+                log_file=logs / "prefect.log",
+                environment={"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "true"},
+            )
+        )
+    return services
+
+
+def _base_url(services: list[Service], name: str) -> str | None:
+    return next((service.url for service in services if service.name == name), None)
+
+
+def _use_wal(uri: str) -> None:
+    """With the write-ahead log the UI can read while a task writes; the mode stays with the file."""
+    with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection:
+        connection.execute("pragma journal_mode=WAL")
+
+
+def _print_links(settings: Settings, mlflow_url: str, prefect_url: str, console: Console) -> None:
+    links = [("MLflow", mlflow_url), ("Prefect", prefect_url)]
+    latest = Store(settings).tasks(limit=1)
+    if latest:
+        links += _task_links(settings, latest[0], mlflow_url, prefect_url)
+    width = max(len(name) for name, _ in links)
+    for name, url in links:
+        console.print(Text.assemble((f"{name:<{width}}  ", "dim"), url), soft_wrap=True)
+
+
+def _task_links(settings: Settings, record: TaskRecord, mlflow_url: str, prefect_url: str) -> list[tuple[str, str]]:
+    links = []
+    if record.parent_run_id:
+        from alto_core.tracking import Tracker
+
+        runs = Tracker(settings).task_runs(record.task_id)
+        run_ids = list(runs.job_run_ids.values())[:MAX_COMPARED_RUNS]
+        links.append((record.task_id, f"{mlflow_url}/#/experiments/{runs.experiment_id}/runs/{runs.parent_run_id}"))
+        links.append(("its jobs compared", compare_url(mlflow_url, runs.experiment_id, run_ids)))
+    if record.flow_run_id:
+        links.append(("its flow run", f"{prefect_url}/runs/flow-run/{record.flow_run_id}"))
+    return links
+
+
+def _wait(running: list[RunningService]) -> None:
+    while True:
+        for started in running:
+            if started.has_ended:
+                raise ServiceError(f"{started.service.name} has ended. Its log is {started.service.log_file}.")
+        time.sleep(0.5)

@@ -1,0 +1,91 @@
+"""`alto validate`: what a task file means, checked against its data and its model. No weights, no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from alto_core import wording
+from alto_core.config import TuningTask, load_task
+from alto_core.settings import load_settings, prepare_environment
+from flows.cli.output import dump, stdout_for
+
+if TYPE_CHECKING:
+    from alto_core.preparation import TaskPlan
+
+
+def run_validate(file: Path, *, as_json: bool) -> None:
+    """Print what the task would do; a wrong file, data set or model raises its `AltoError`."""
+    prepare_environment(load_settings())
+    task = load_task(file)
+    with stdout_for(as_json) as stream:
+        # Here, since it imports torch and transformers; a wrong field is told before that.
+        from alto_core.preparation import plan_task
+
+        plan = plan_task(task)
+        if as_json:
+            print(dump(plan_object(plan)), file=stream)
+            return
+        console = Console(file=stream, highlight=False)
+        console.print(Text.assemble((f"{file}: ", ""), ("ready to tune", "bold green")), soft_wrap=True)
+        for name, value in _facts(plan):
+            console.print(Text.assemble((f"  {name:<16}", "dim"), value), soft_wrap=True)
+        console.print()
+        console.print(plan.data.report.as_text(), markup=False, soft_wrap=True)
+        console.print()
+        console.print(Text.assemble("  ", (f"alto tune {file}", "bold"), "  ", ("starts it", "dim")), soft_wrap=True)
+
+
+def plan_object(plan: TaskPlan) -> dict:
+    """The plan as one JSON object."""
+    budgets = [plan.budgets[job.job_id] for job in plan.jobs]
+    return {
+        "event": "plan",
+        "name": plan.task.name,
+        "digest": plan.task.digest,
+        "num_jobs": len(plan.jobs),
+        "job_ids": [job.job_id for job in plan.jobs],
+        "steps_min": min(budget.total_steps for budget in budgets),
+        "steps_max": max(budget.total_steps for budget in budgets),
+        "evaluations_max": max(len(budget.eval_steps) for budget in budgets),
+        "num_samples": plan.num_samples,
+        "num_tokens": plan.num_tokens,
+        "target_modules": dict(plan.module_counts),
+        "data_digest": plan.data.digest,
+        "data": plan.data.report.to_dict(),
+    }
+
+
+def _facts(plan: TaskPlan) -> list[tuple[str, str]]:
+    task, content = plan.task, plan_object(plan)
+    low, high = content["steps_min"], content["steps_max"]
+    modules = ", ".join(f"{name} ({count})" for name, count in plan.module_counts.items())
+    return [
+        ("jobs", f"{len(plan.jobs)}, {_search_words(task)}"),
+        ("steps", f"{low} a job" if low == high else f"{low} to {high} a job"),
+        (
+            "evaluations",
+            f"up to {content['evaluations_max']} a job, on {len(plan.data.validation.rows)} validation rows",
+        ),
+        (
+            "training",
+            f"{wording.count(plan.num_samples)} rows, {wording.count(plan.num_tokens)} tokens if no job ends early",
+        ),
+        (
+            "early exit",
+            f"{task.early_exit.preset}, gate at {wording.share(task.budget.gate_warmup_fraction)} of the budget",
+        ),
+        ("model", f"{task.model.name}, adapters on {modules}"),
+        (
+            "winner by",
+            (task.evaluation.metric or "metric") if task.evaluation.choose_by == "metric" else "validation loss",
+        ),
+        ("registered as", task.registered_model),
+    ]
+
+
+def _search_words(task: TuningTask) -> str:
+    return {"grid": "every combination", "random": "drawn at random", "list": "as listed"}[task.search_space.strategy]

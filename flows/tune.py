@@ -1,0 +1,116 @@
+"""One tuning task through its six stages, as a Prefect flow; and `tune`, which runs it from Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from prefect import flow
+
+from alto_core.config import TuningTask
+from alto_core.domain import Score, TaskState
+from alto_core.lifecycle import running
+from alto_core.preparation import create_task, plan_task
+from alto_core.errors import StoreError
+from alto_core.report import count_samples, job_rows, leaderboard_table
+from alto_core.report.values import RegisteredVersion
+from alto_core.settings import load_settings
+from alto_core.store import Store
+from alto_core.workspace import Workspace
+from tasks.continue_training import continue_training
+from tasks.evaluate import evaluate
+from tasks.gate import gate
+from tasks.profile import profile
+from tasks.register import register
+from tasks.warmup import warmup
+
+
+@flow(name="tune", flow_run_name="tune {task_id}")
+def tune_task(task_id: str) -> str:
+    """Tune a task that was created before; returns `name/version` of the registered adapter."""
+    with running(task_id) as workspace:
+        revision = workspace.revision
+        num_slots = profile(task_id, revision)
+        warmup(task_id, revision, num_slots)
+        gate(task_id, revision)
+        continue_training(task_id, revision, num_slots)
+        winner = evaluate(task_id, revision, num_slots)
+        return register(task_id, revision, winner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """What came out of a tuning task."""
+
+    task_id: str
+    state: TaskState
+    winner: str
+    """Job id."""
+    leaderboard: pd.DataFrame
+    """One row per job, the winner first."""
+    scores: tuple[Score, ...]
+    adapter_folder: Path
+    """The winner's adapter in PEFT format."""
+    registered: RegisteredVersion
+    report: Path
+    seconds: float
+    samples_saved: float
+    """Share of the training rows that early exit saved."""
+    tracking_share: float
+    """Share of the wall time spent waiting for MLflow."""
+
+
+def tune(task: TuningTask, *, task_id: str | None = None) -> TuneResult:
+    """Check, create and tune a task in this process; returns when it has ended.
+
+    Args:
+        task: the task, for example from `load_task`.
+        task_id: an id from `Store.new_task_id`; a new one when None.
+
+    Raises:
+        AltoError: the task, its data or its model cannot be used, or no adapter came out.
+    """
+    settings = load_settings()
+    plan = plan_task(task)
+    task_id = task_id or Store(settings).new_task_id(task.name)
+    create_task(plan, task_id, settings)
+    tune_task(task_id)
+    return tune_result(task_id)
+
+
+def tune_result(task_id: str) -> TuneResult:
+    """The result of a task that has finished, read from the store.
+
+    Raises:
+        StoreError: there is no such task, or it has not finished.
+    """
+    workspace = Workspace.open(task_id)
+    record, result = workspace.store.task(task_id), workspace.result
+    if record.state is not TaskState.FINISHED:
+        raise StoreError(f"{task_id} is {record.state}, expected finished. See `alto status {task_id}`.")
+    assert result.winner and result.registered and result.adapter_folder
+    return TuneResult(
+        task_id=task_id,
+        state=record.state,
+        winner=result.winner,
+        leaderboard=leaderboard(task_id),
+        scores=result.scores,
+        adapter_folder=Path(result.adapter_folder),
+        registered=result.registered,
+        report=workspace.report_file,
+        seconds=result.seconds or 0.0,
+        samples_saved=count_samples(job_rows(workspace.store.jobs(task_id))).saved_share,
+        tracking_share=result.tracking_share or 0.0,
+    )
+
+
+def leaderboard(task_id: str) -> pd.DataFrame:
+    """Jobs of a task, the winner first; while it runs, as they stand.
+
+    Raises:
+        StoreError: there is no such task.
+    """
+    workspace = Workspace.open(task_id)
+    choose_by = workspace.task.evaluation.choose_by
+    return leaderboard_table(job_rows(workspace.store.jobs(task_id)), workspace.result, choose_by=choose_by)

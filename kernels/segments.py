@@ -1,0 +1,126 @@
+"""Which tokens belong to which adapter in one step, and where that adapter's rank rows lie.
+
+All adapters share one set of rank rows: an adapter of rank r owns r neighbouring rows of every A and B. Tokens of one
+adapter are neighbours too. So a segment is two ranges and three numbers, and no adapter is padded to a larger rank.
+
+Shape suffixes, here and in the whole package: T tokens, S segments, S1 = S + 1, R rank rows of all adapters, r rank rows
+of one adapter, t tokens of one segment, I input width of a linear layer, O output width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentSpec:
+    """One adapter's share of a step, as the caller knows it."""
+
+    num_tokens: int
+    """Zero for an adapter that has no rows in this step."""
+    rank_start: int = 0
+    """First of the adapter's rank rows."""
+    lora_rank: int = 0
+    """Zero for tokens that pass the base layer alone."""
+    scale: float = 0.0
+    """Factor on the LoRA path: alpha / r, or alpha / sqrt(r)."""
+    dropout: float = 0.0
+    """Probability in [0, 1) that an element of the layer's input is dropped."""
+    dropout_seed: int = 0
+    """32 bits from `random_mask.segment_seed`; used when `dropout` is above 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSegment(SegmentSpec):
+    """A segment with its place among the tokens, for code that runs on the host."""
+
+    token_start: int
+
+    @property
+    def tokens(self) -> slice:
+        return slice(self.token_start, self.token_start + self.num_tokens)
+
+    @property
+    def rank_rows(self) -> slice:
+        return slice(self.rank_start, self.rank_start + self.lora_rank)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segments:
+    """All segments of a step, twice: as device tensors for kernels, as plain values for the torch twin (no sync)."""
+
+    token_offsets_S1: Tensor
+    """int32, cumulative; segment s holds the tokens from entry s up to entry s + 1."""
+    rank_offsets_S: Tensor
+    """int32."""
+    ranks_S: Tensor
+    """int32."""
+    scales_S: Tensor
+    """float32."""
+    dropout_S: Tensor
+    """float32."""
+    dropout_seeds_S: Tensor
+    """int32, the bit pattern of an unsigned seed."""
+    on_host: tuple[HostSegment, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(segment.num_tokens for segment in self.on_host)
+
+    @property
+    def active(self) -> tuple[HostSegment, ...]:
+        """The segments that add anything: with tokens and with an adapter."""
+        return tuple(s for s in self.on_host if s.num_tokens and s.lora_rank)
+
+    def without(self, excluded: Collection[int]) -> Segments:
+        """The same tokens, but the segments of these indices pass the base layer alone."""
+        specs = [dataclasses.replace(s, lora_rank=0) if i in excluded else s for i, s in enumerate(self.on_host)]
+        return make_segments(specs, self.token_offsets_S1.device)
+
+    def repeated(self, tokens_per_row: int) -> Segments:
+        """Segments made over rows, seen over tokens: every row becomes that many tokens ([B, L, width] inputs, flattened)."""
+        specs = [dataclasses.replace(s, num_tokens=s.num_tokens * tokens_per_row) for s in self.on_host]
+        return make_segments(specs, self.token_offsets_S1.device)
+
+
+def make_segments(specs: Sequence[SegmentSpec], device: torch.device | str = "cpu") -> Segments:
+    """Lay the segments out one after another.
+
+    Args:
+        specs: in the order of their tokens; empty ones are allowed.
+        device: where the tensors go.
+
+    Raises:
+        ValueError: a count is negative or a dropout is outside [0, 1).
+    """
+    placed, start = [], 0
+    for spec in specs:
+        if min(spec.num_tokens, spec.lora_rank, spec.rank_start) < 0:
+            raise ValueError(f"segment counts must be 0 or more, but got {spec}")
+        if not 0 <= spec.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), but got {spec.dropout}")
+        values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(SegmentSpec)}
+        placed.append(HostSegment(**values, token_start=start))
+        start += spec.num_tokens
+
+    def column(values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return Segments(
+        token_offsets_S1=column([*(s.token_start for s in placed), start], torch.int32),
+        rank_offsets_S=column([s.rank_start for s in placed], torch.int32),
+        ranks_S=column([s.lora_rank for s in placed], torch.int32),
+        scales_S=column([s.scale for s in placed], torch.float32),
+        dropout_S=column([s.dropout for s in placed], torch.float32),
+        dropout_seeds_S=column([_as_signed(s.dropout_seed) for s in placed], torch.int32),
+        on_host=tuple(placed),
+    )
+
+
+def _as_signed(bits: int) -> int:
+    return bits - (1 << 32) if bits >= 1 << 31 else bits

@@ -1,0 +1,63 @@
+"""Presets by name, overrides by name, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from alto_core.early_exit import GuardedRules, PaperRules, make_policy
+from alto_core.errors import TaskFileError
+
+DOCS = Path(__file__).parents[3] / "docs" / "early-exit.md"
+
+
+@pytest.mark.parametrize("preset", ["guarded", "paper", "none"])
+def test_presets_go_by_their_names(preset):
+    assert make_policy(preset, {}).name == preset
+
+
+def test_overrides_change_their_constant_alone():
+    policy = make_policy("paper", {"select_ratio": 0.5, "p_div": 3})
+    assert policy.rules == PaperRules(select_ratio=0.5, p_div=3)
+    assert make_policy("guarded", {"rung_fraction": 0.4}).rung_fractions == (0.4,)
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "value", "expected"),
+    [
+        ("paper", "select_ratio", 0, "a number in (0, 1]"),
+        ("paper", "select_ratio", 1.5, "a number in (0, 1]"),
+        ("paper", "alpha", math.nan, "a number in (0, 1]"),
+        ("paper", "tau_gap", math.inf, "a number in [0, inf)"),
+        ("paper", "tau_gap", -0.1, "a number in [0, inf)"),
+        ("paper", "w", 1, "a whole number in [2, inf)"),
+        ("paper", "w", 2.5, "a whole number in [2, inf)"),
+        ("paper", "p_ovf", 0, "a whole number in [1, inf)"),
+        ("paper", "p_ovf", True, "a whole number in [1, inf)"),
+        ("guarded", "tie_ratio", 1.1, "a number in [0, 1]"),
+        ("paper", "tie_ratio", 0.5, "one of alpha, w, tau_slope"),
+        ("none", "alpha", 0.5, "no override"),
+    ],
+)
+def test_wrong_overrides_are_refused_by_name(preset, name, value, expected):
+    with pytest.raises(TaskFileError) as caught:
+        make_policy(preset, {name: value})
+    assert caught.value.field == f"early_exit.overrides.{name}"
+    assert expected in caught.value.expected
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(TaskFileError, match="one of guarded, paper, none"):
+        make_policy("asha", {})
+
+
+@pytest.mark.parametrize("rules", [PaperRules(), GuardedRules()])
+def test_every_constant_stands_in_the_docs_with_its_default(rules):
+    text = DOCS.read_text(encoding="utf-8")
+    section = text.split("## Preset `guarded`")[0 if isinstance(rules, PaperRules) else 1]
+    documented = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([\d.]+) \|", section, flags=re.MULTILINE))
+    assert {name: float(value) for name, value in documented.items()} == dataclasses.asdict(rules)

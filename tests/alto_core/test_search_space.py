@@ -1,0 +1,86 @@
+"""From a search space to jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alto_core.config import TuningTask, parse_task
+from alto_core.domain import LoraJob
+from alto_core.errors import TaskFileError
+from alto_core.search_space import expand_search_space
+
+ENDINGS = ("v_proj", "q_proj")
+
+
+def jobs_of(**space: Any) -> tuple[LoraJob, ...]:
+    task: TuningTask = parse_task(
+        {"name": "t", "model": {"name": "m"}, "data": {"source": "d"}, "budget": {"steps": 1}, "search_space": space}
+    )
+    return expand_search_space(task.search_space, ENDINGS)
+
+
+def test_a_grid_is_every_combination_once() -> None:
+    jobs = jobs_of(learning_rate=[1e-4, 1e-3], lora_rank=[8, 16], dropout=[0.0, 0.1], adapter_batch_size=4)
+    assert len(jobs) == len({job.job_id for job in jobs}) == 8
+    assert {(job.learning_rate, job.lora_rank, job.dropout) for job in jobs} == {
+        (rate, rank, drop) for rate in (1e-4, 1e-3) for rank in (8, 16) for drop in (0.0, 0.1)
+    }
+
+
+def test_alpha_is_twice_the_rank_unless_given() -> None:
+    assert [job.lora_alpha for job in jobs_of(learning_rate=1e-4, lora_rank=[8, 16])] == [16, 32]
+    assert [job.lora_alpha for job in jobs_of(learning_rate=1e-4, lora_rank=[8, 16], alpha_over_rank=1)] == [8, 16]
+    assert [job.lora_alpha for job in jobs_of(learning_rate=1e-4, lora_rank=[8, 16], lora_alpha=24)] == [24, 24]
+
+
+def test_scale_divides_alpha_by_the_rank_or_its_root() -> None:
+    plain = jobs_of(learning_rate=1e-4, lora_rank=16, lora_alpha=16)[0]
+    rooted = jobs_of(learning_rate=1e-4, lora_rank=16, lora_alpha=16, use_rslora=True)[0]
+    assert (plain.scale, rooted.scale) == (1.0, 4.0)
+
+
+def test_all_linear_means_the_models_own_names_in_a_stable_order() -> None:
+    assert jobs_of(learning_rate=1e-4, lora_rank=8)[0].target_modules == ("q_proj", "v_proj")
+
+
+def test_target_modules_can_be_searched_over() -> None:
+    jobs = jobs_of(learning_rate=1e-4, lora_rank=8, target_modules=[["v_proj", "q_proj"], ["q_proj"]])
+    assert [job.target_modules for job in jobs] == [("q_proj", "v_proj"), ("q_proj",)]
+
+
+def test_ids_depend_on_every_field_and_on_nothing_else() -> None:
+    first = jobs_of(learning_rate=[1e-4, 1e-3], lora_rank=8)
+    larger = jobs_of(learning_rate=[1e-5, 1e-4, 1e-3], lora_rank=8)
+    assert {job.job_id for job in first} < {job.job_id for job in larger}
+    assert (
+        jobs_of(learning_rate=1e-4, lora_rank=8)[0].job_id != jobs_of(learning_rate=1e-4, lora_rank=8, seed=1)[0].job_id
+    )
+
+
+def test_random_search_gives_distinct_jobs_that_its_seed_repeats() -> None:
+    space: dict[str, Any] = {
+        "strategy": "random",
+        "learning_rate": {"min": 1e-5, "max": 1e-2},
+        "lora_rank": [8, 16, 32],
+        "num_jobs": 12,
+    }
+    jobs = jobs_of(**space)
+    assert len({job.job_id for job in jobs}) == 12
+    assert jobs == jobs_of(**space)
+    assert jobs != jobs_of(**space, search_seed=1)
+    assert all(1e-5 <= job.learning_rate <= 1e-2 for job in jobs)
+
+
+def test_random_search_says_when_the_space_is_too_small() -> None:
+    with pytest.raises(TaskFileError, match="at most 2, the distinct jobs"):
+        jobs_of(strategy="random", learning_rate=1e-4, lora_rank=[8, 16], num_jobs=3)
+
+
+def test_a_list_is_taken_as_it_stands_and_repetition_is_refused() -> None:
+    listed = {"learning_rate": 1e-4, "lora_rank": 8, "adapter_batch_size": 2}
+    jobs = jobs_of(strategy="list", jobs=[listed, {**listed, "lora_rank": 16, "lora_alpha": 16}])
+    assert [(job.lora_rank, job.lora_alpha) for job in jobs] == [(8, 16), (16, 16)]
+    with pytest.raises(TaskFileError, match=r"jobs\[1\]: got the same as jobs\[0\]"):
+        jobs_of(strategy="list", jobs=[listed, listed])
