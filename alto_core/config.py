@@ -105,7 +105,7 @@ class DataSection(_Section):
     split: str = "train"
     """Split of the hub data set; files have one split."""
     format: Literal["auto", "messages", "prompt_completion", "text"] = "auto"
-    """`auto` looks at the columns of the first row."""
+    """`auto` looks at the columns of the first rows."""
     columns: dict[Literal["messages", "prompt", "completion", "text"], str] = Field(default_factory=dict)
     """Name of the column that holds each part, where it differs."""
     chat_template: bool | None = None

@@ -1,7 +1,10 @@
-"""The winner's way into the model registry: adapter only, with the tags that link task, job, data and scores."""
+"""The winner's way into the model registry, adapter only and with tags that link it; and the report of the task."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from alto_core.report import build_report
 from alto_core.report.values import RegisteredVersion
 from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
@@ -30,6 +33,15 @@ def register_winner(workspace: Workspace, winner: str) -> RegisteredVersion:
         workspace.task_id, [EventDraft(kind="registered", job_id=winner, text=str(registered))]
     )
     return registered
+
+
+def publish_report(workspace: Workspace) -> Path:
+    """Write the report of a task that has ended, and put a copy beside its curves in MLflow."""
+    report = build_report(workspace.task_id, workspace.settings, workspace.report_file)
+    workspace.store.set_task_fields(workspace.task_id, report_path=str(report))
+    with workspace.tracked() as runs:
+        runs.log_artifact(report)
+    return report
 
 
 def _tags(workspace: Workspace, winner: str) -> dict[str, str]:

@@ -13,6 +13,19 @@ from __future__ import annotations
 from alto_core.config import load_task, parse_task
 from alto_core.preparation import plan_task
 from alto_core.report import build_report
+from alto_core.settings import load_settings
+from alto_core.store import Store
 from flows.tune import TuneResult, leaderboard, tune, tune_result
 
-__all__ = ["TuneResult", "build_report", "leaderboard", "load_task", "parse_task", "plan_task", "tune", "tune_result"]
+__all__ = [
+    "Store",
+    "TuneResult",
+    "build_report",
+    "leaderboard",
+    "load_settings",
+    "load_task",
+    "parse_task",
+    "plan_task",
+    "tune",
+    "tune_result",
+]

@@ -1,23 +1,32 @@
 """One tuning task through its six stages, as a Prefect flow; and `tune`, which runs it from Python."""
 
+# ruff: noqa: E402 - Prefect is imported after the environment is prepared
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from prefect import flow
 
 from alto_core.config import TuningTask
 from alto_core.domain import Score, TaskState
+from alto_core.errors import StoreError
 from alto_core.lifecycle import running
 from alto_core.preparation import create_task, plan_task
-from alto_core.errors import StoreError
+from alto_core.registration import publish_report
 from alto_core.report import count_samples, job_rows, leaderboard_table
 from alto_core.report.values import RegisteredVersion
-from alto_core.settings import load_settings
+from alto_core.settings import load_settings, prepare_environment
 from alto_core.store import Store
 from alto_core.workspace import Workspace
+
+prepare_environment(load_settings())  # before Prefect reads its settings
+
+from prefect import State, flow
+from prefect.exceptions import CancelledRun
+from prefect.states import Cancelled
+
 from tasks.continue_training import continue_training
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -27,16 +36,24 @@ from tasks.warmup import warmup
 
 
 @flow(name="tune", flow_run_name="tune {task_id}")
-def tune_task(task_id: str) -> str:
-    """Tune a task that was created before; returns `name/version` of the registered adapter."""
-    with running(task_id) as workspace:
-        revision = workspace.revision
-        num_slots = profile(task_id, revision)
-        warmup(task_id, revision, num_slots)
-        gate(task_id, revision)
-        continue_training(task_id, revision, num_slots)
-        winner = evaluate(task_id, revision, num_slots)
-        return register(task_id, revision, winner)
+def tune_task(task_id: str) -> str | State[str]:
+    """Tune a task that was created before; returns `name/version` of the registered adapter.
+
+    Ctrl-C and SIGTERM end the flow run as Cancelled, the word that the task and its open jobs end with as well.
+    """
+    try:
+        with running(task_id) as workspace:
+            revision = workspace.revision
+            num_slots = profile(task_id, revision)
+            warmup(task_id, revision, num_slots)
+            gate(task_id, revision)
+            continue_training(task_id, revision, num_slots)
+            winner = evaluate(task_id, revision, num_slots)
+            registered = register(task_id, revision, winner)
+    except KeyboardInterrupt:
+        return Cancelled(message="cancelled")
+    publish_report(workspace)
+    return registered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +87,16 @@ def tune(task: TuningTask, *, task_id: str | None = None) -> TuneResult:
 
     Raises:
         AltoError: the task, its data or its model cannot be used, or no adapter came out.
+        KeyboardInterrupt: the task was interrupted; it and its open jobs are recorded as cancelled.
     """
     settings = load_settings()
     plan = plan_task(task)
     task_id = task_id or Store(settings).new_task_id(task.name)
     create_task(plan, task_id, settings)
-    tune_task(task_id)
+    try:
+        tune_task(task_id)
+    except CancelledRun:
+        raise KeyboardInterrupt from None
     return tune_result(task_id)
 
 
@@ -90,6 +111,7 @@ def tune_result(task_id: str) -> TuneResult:
     if record.state is not TaskState.FINISHED:
         raise StoreError(f"{task_id} is {record.state}, expected finished. See `alto status {task_id}`.")
     assert result.winner and result.registered and result.adapter_folder
+    jobs = job_rows(workspace.store.jobs(task_id))
     return TuneResult(
         task_id=task_id,
         state=record.state,
@@ -100,7 +122,7 @@ def tune_result(task_id: str) -> TuneResult:
         registered=result.registered,
         report=workspace.report_file,
         seconds=result.seconds or 0.0,
-        samples_saved=count_samples(job_rows(workspace.store.jobs(task_id))).saved_share,
+        samples_saved=count_samples(jobs, num_train_rows=result.num_train_rows).saved_share,
         tracking_share=result.tracking_share or 0.0,
     )
 

@@ -51,7 +51,7 @@ def grouped_lora(
     """
     _check(base_TO, x_TI, a_RI, b_RO, segments)
     inputs = (base_TO, x_TI, a_RI, b_RO, segments, layer_index, gradient_sinks)
-    return _GroupedLora.apply(*inputs)  # type: ignore[no-any-return]
+    return _GroupedLora.apply(*inputs)
 
 
 def _check(base_TO: Tensor, x_TI: Tensor, a_RI: Tensor, b_RO: Tensor, segments: Segments) -> None:
@@ -89,16 +89,7 @@ class _GroupedLora(torch.autograd.Function):
     def backward(ctx: Any, dy_TO: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, a_RI, b_RO, *shrunk = ctx.saved_tensors
         sinks = ctx.gradient_sinks or tuple(torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in (a_RI, b_RO))
-        dx_TI = lora_backward_(
-            *sinks,
-            dy_TO,
-            x_TI,
-            a_RI,
-            b_RO,
-            ctx.segments,
-            ctx.layer_index,
-            shrunk,
-            input_needs_gradient=ctx.needs_input_grad[1],
-        )
+        inputs = (dy_TO, x_TI, a_RI, b_RO, ctx.segments, ctx.layer_index, shrunk)
+        dx_TI = lora_backward_(sinks[0], sinks[1], *inputs, input_needs_gradient=ctx.needs_input_grad[1])
         da_RI, db_RO = (None, None) if ctx.gradient_sinks else sinks
         return dy_TO, dx_TI, da_RI, db_RO, None, None, None

@@ -1,11 +1,12 @@
-"""LoRA dropout masks from a counter: every element's bit is a hash of where it is, so nothing is stored or drawn in order.
+"""LoRA dropout masks from a counter: every element's bit is a hash of where it is; nothing is stored or drawn in order.
 
 *Semantics*, all arithmetic modulo 2^32, t counted within the job:
 
-    layer seed = mix(seed ^ mix(layer + G))        keep[t, i] = mix(mix(layer seed + t) ^ mix(i * G)) >= dropout * 2^32
+    layer seed = mix(seed ^ mix(layer + G))     keep[t, i] = mix(mix(layer seed + t) ^ mix(i * G)) >= dropout * 2^32
 
-A job's mask therefore does not depend on which other jobs share the step, and backward makes the same mask again. The hash
-is lowbias32 (a 32-bit mixer by Chris Wellons, public domain) in wrapping 32-bit arithmetic, which a kernel repeats bit for bit.
+A job's mask therefore does not depend on which other jobs share the step, and backward makes the same mask again.
+mix is lowbias32 (a 32-bit mixer by Chris Wellons, public domain) in wrapping arithmetic, which a kernel repeats bit for
+bit; G is 0x9E3779B9.
 
 Shape suffixes: see `segments`.
 """

@@ -6,9 +6,9 @@
     backward   dS[t] = scale_s dy[t] B[r]^T              dx[t] = drop'(dS[t] A[r])
                dA[r] = dS[t]^T drop(x[t])                dB[r] = scale_s S[t]^T dy[t]         dbase = dy
 
-A lies as PEFT's lora_A.weight ([R, I]), B transposed ([R, O]), so that one adapter is one block of rows in both. Products
-are accumulated in float32 (float64 for float64 inputs). Tokens outside the segments pass unchanged; rank rows without
-tokens get a gradient of exactly 0. One segment's values never enter another's.
+A lies as PEFT's lora_A.weight ([R, I]), B transposed ([R, O]), so that one adapter is one block of rows in both.
+Products are accumulated in float32 (float64 for float64 inputs). Tokens outside the segments pass unchanged; rank rows
+without tokens get a gradient of exactly 0. One segment's values never enter another's.
 
 Shape suffixes: see `segments`.
 """

@@ -3,8 +3,8 @@
 All adapters share one set of rank rows: an adapter of rank r owns r neighbouring rows of every A and B. Tokens of one
 adapter are neighbours too. So a segment is two ranges and three numbers, and no adapter is padded to a larger rank.
 
-Shape suffixes, here and in the whole package: T tokens, S segments, S1 = S + 1, R rank rows of all adapters, r rank rows
-of one adapter, t tokens of one segment, I input width of a linear layer, O output width.
+Shape suffixes, here and in the whole package: T tokens, S segments, S1 = S + 1, R rank rows of all adapters, r rank
+rows of one adapter, t tokens of one segment, I input width of a linear layer, O output width.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Segments:
         return make_segments(specs, self.token_offsets_S1.device)
 
     def repeated(self, tokens_per_row: int) -> Segments:
-        """Segments made over rows, seen over tokens: every row becomes that many tokens ([B, L, width] inputs, flattened)."""
+        """Segments made over rows, seen over tokens: every row becomes that many tokens ([B, L, width] inputs)."""
         specs = [dataclasses.replace(s, num_tokens=s.num_tokens * tokens_per_row) for s in self.on_host]
         return make_segments(specs, self.token_offsets_S1.device)
 

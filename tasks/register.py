@@ -1,4 +1,4 @@
-"""Stage 6: put the winner into the model registry and write the report."""
+"""Stage 6: put the winner into the model registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from prefect.artifacts import create_markdown_artifact
 
 from alto_core.domain import Stage
 from alto_core.registration import register_winner
-from alto_core.report import build_report
 from alto_core.workspace import Workspace
 from tasks.stage import stage
 
@@ -17,12 +16,11 @@ def register(task_id: str, revision: str, winner: str) -> str:
     workspace = Workspace.open(task_id)
     workspace.begin(Stage.REGISTER)
     registered = register_winner(workspace, winner)
-    report = build_report(task_id, workspace.settings, workspace.report_file)
     create_markdown_artifact(
         key="summary",
         description=f"Summary of {task_id}",
         markdown=f"# {task_id}\n\nWinner **{winner}**, registered as **{registered.name}** version "
-        f"**{registered.version}** ({', '.join(registered.aliases)}).\n\nReport: `{report.name}` in the task's folder "
-        "and among the artifacts of the task's MLflow run.",
+        f"**{registered.version}** ({', '.join(registered.aliases)}).\n\nThe report is `report.html` in the task's "
+        "folder and among the artifacts of the task's MLflow run.",
     )
     return f"{registered.name}/{registered.version}"

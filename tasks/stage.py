@@ -1,8 +1,8 @@
 """How a stage is run by Prefect: its result is kept as JSON and re-used when the same task's flow is run again.
 
 The key of a kept result is the stage's name and its arguments, ids and small values. Prefect's own INPUTS policy leaves
-the name out, so that stages with equal arguments would take each other's results; its default policy puts the code in, so
-that an edit would repeat hours of training.
+the name out, so that stages with equal arguments would take each other's results; its default policy puts the code in,
+so that an edit would repeat hours of training.
 """
 
 from __future__ import annotations

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
+from alto_core.config import TuningTask, parse_task
 from alto_core.settings import Settings, load_settings, prepare_environment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -40,8 +45,10 @@ def quickstart_folder() -> Path:
     """The quickstart's model and rows, made once and kept between runs."""
     folder = REPOSITORY / "quickstart"
     prepare = _load_prepare_quickstart()
-    prepare.convert_model(folder / "model")
-    prepare.write_rows(folder)
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / ".lock"):
+        prepare.convert_model(folder / "model")
+        prepare.write_rows(folder)
     return folder
 
 
@@ -49,3 +56,90 @@ def quickstart_folder() -> Path:
 def smollm2_folder(quickstart_folder: Path) -> Path:
     """SmolLM2-135M-Instruct in fp32, a real pretrained model."""
     return quickstart_folder / "model"
+
+
+def make_tiny_model(folder: Path) -> None:
+    """A two-layer Llama with random weights and a tokenizer of single bytes: real parts, made in a second."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():  # wider than usual, so that the adapters matter
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=0.15)
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty-four rows that a tiny model can learn: repeat a letter."""
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows = [{"prompt": f"{chr(97 + i % 26)}{i // 26}:", "completion": chr(97 + i % 26) * 3} for i in range(64)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+@pytest.fixture
+def tiny_task(tiny_model: Path, tiny_rows: Path) -> Callable[..., TuningTask]:
+    """Makes a small task; sections given replace the default ones."""
+
+    def make(**sections: Any) -> TuningTask:
+        content: dict[str, Any] = {
+            "name": "tiny",
+            "model": {"name": str(tiny_model)},
+            "data": {"source": str(tiny_rows), "validation": {"rows": 8}, "test": {"rows": 8}},
+            "search_space": {"learning_rate": [1e-3, 1e-2, 1e6], "lora_rank": [2, 4], "adapter_batch_size": 4},
+            "budget": {"steps": 20, "eval_interval_fraction": 0.05, "gate_warmup_fraction": 0.2},
+            "evaluation": {"metric": "exact_match", "max_new_tokens": 6},
+        }
+        return parse_task(content | sections)
+
+    return make
+
+
+@pytest.fixture
+def workspace_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh `ALTO_HOME` for code that reads its settings from the environment."""
+    home = tmp_path / "alto"
+    monkeypatch.setenv("ALTO_HOME", str(home))
+    monkeypatch.setenv("ALTO_DEVICE", "cpu")
+    home.mkdir()
+    return home
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    """Prefect's own test server, one for the whole session."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=180):
+        yield

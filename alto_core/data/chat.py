@@ -72,7 +72,7 @@ def _start_of_answer(tokenizer: Any, before: Sequence[Turn], text: str) -> int:
 def _end_of_answer(
     encoder: TextEncoder, text: str, start: int, own: int, content: str, *, with_stop: bool
 ) -> tuple[int, str | None]:
-    """Where an answer ends, and the stop token it ends with; up to `own` the text is this turn's or an earlier one's."""
+    """Where an answer ends, and the stop token it ends with; up to `own` all text is this or an earlier turn's."""
     answer = content.strip()
     marks = list(encoder.control_tokens(text, start)) if with_stop else []
     for found in marks:

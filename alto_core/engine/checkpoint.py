@@ -1,10 +1,10 @@
 """A job's whole training state on disk, and back: adapter, moments, step, best adapter so far.
 
-    FOLDER/step-00000012/   params, exp_avg, exp_avg_sq, best (safetensors), state.json, and last the marker complete.json
+    FOLDER/step-00000012/   params, exp_avg, exp_avg_sq, best (safetensors), state.json, last the marker complete.json
 
-The marker holds a checksum of every other file. The two newest states are kept; `load_checkpoint` takes the newest whole
-one and says so when a newer one is damaged. Nothing is pickled. Dropout and row order are functions of the step, so no
-random state is needed.
+The marker holds a checksum of every other file. The two newest states are kept; `load_checkpoint` takes the newest
+whole one and says so when a newer one is damaged. Nothing is pickled. Dropout and row order are functions of the step,
+so no random state is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path) -> None:
-    """Write a job's state under `folder`. A state that is being written never counts; an older one stays until it is done."""
+    """Write a job's state under `folder`. A state still being written never counts, and takes no older one's place."""
     with whole_folder(folder / f"step-{active.step:08d}") as target:
         for name, buffer_rW in _buffers(active).items():
             save_file(_tensors(slots, buffer_rW, active.layers), target / f"{name}.safetensors")
@@ -58,7 +58,7 @@ def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path) -> Non
     """Fill a fresh job from the newest whole state under `folder`.
 
     Raises:
-        EngineError: there is no whole state, it is another job's, or a tensor is missing, too many, or of another shape.
+        EngineError: there is no whole state, it is another job's, or a tensor is missing, too many, or misshapen.
     """
     state_folder = _newest_whole(folder)
     state = json.loads((state_folder / "state.json").read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ def _buffers(active: ActiveJob) -> dict[str, Tensor]:
 
 
 def _tensors(slots: AdapterSlots, buffer_rW: Tensor, layers: Sequence[LinearLayer]) -> dict[str, Tensor]:
-    """By layer and side, so that an engine with other adapted layers can read it. B is stored transposed, as in memory."""
+    """By layer and side, so that an engine with other adapted layers can read it. B stays transposed, as in memory."""
     named = {}
     for layer, a_rI, b_rO in slots.by_layer(buffer_rW, layers):
         named[f"{layer.name}.lora_A"], named[f"{layer.name}.lora_B"] = a_rI.contiguous(), b_rO.contiguous()

@@ -22,6 +22,9 @@ from alto_core.engine.target_modules import select_layers
 from alto_core.engine.validation import row_losses
 from alto_core.errors import EngineError, ModelError
 
+PASS_TOKENS = {"cpu": 1024, "cuda": 16384}
+"""Tokens of one training pass where the caller does not say. On a CPU larger passes take memory and save no time."""
+
 UNTUNED = ""
 """Stands for the base model alone where a job id is asked for."""
 
@@ -34,9 +37,19 @@ class Engine:
         target_modules: name endings of all layers that any job adapts.
         num_slots: most jobs at a time.
         rank_rows: sum of their ranks.
+        max_pass_tokens: tokens of one training pass, which bounds the memory of activations; a joint step with more
+            takes several. One micro batch is never divided. None: by kind of device.
     """
 
-    def __init__(self, backbone: Backbone, *, target_modules: Sequence[str], num_slots: int, rank_rows: int):
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        target_modules: Sequence[str],
+        num_slots: int,
+        rank_rows: int,
+        max_pass_tokens: int | None = None,
+    ):
         layers = select_layers(backbone.layers, target_modules)
         if not layers:
             raise ModelError(
@@ -44,6 +57,7 @@ class Engine:
             )
         self._backbone = backbone
         self._slots = AdapterSlots(layers, num_slots=num_slots, rank_rows=rank_rows, device=backbone.device)
+        self._max_pass_tokens = max_pass_tokens or PASS_TOKENS[backbone.device.type]
         self._routing = LoraRouting()
         self._active: dict[str, ActiveJob] = {}
         attach(backbone.model, self._slots, self._routing)
@@ -134,10 +148,11 @@ class Engine:
             rows_by_job: the rows of each job's update, cut into micro batches of its adapter batch size.
 
         Returns:
-            One record per job, in the same order. A loss or gradient that is not finite leaves its job's adapter as it was.
+            One record per job, in the same order. A loss or gradient that is not finite leaves its job's adapter alone.
         """
         jobs = [self._of(job_id) for job_id in rows_by_job]
-        return train_step(self._backbone, self._routing, jobs, list(rows_by_job.values()))
+        rows = list(rows_by_job.values())
+        return train_step(self._backbone, self._routing, jobs, rows, max_pass_tokens=self._max_pass_tokens)
 
     def evaluate(self, job_ids: Sequence[str], rows: Sequence[TokenRow], *, max_tokens: int) -> dict[str, RowLosses]:
         """Losses of all rows under each job's current adapter; `UNTUNED` is the base model alone.
@@ -175,7 +190,7 @@ class Engine:
         pad_token_id: int,
         max_rows: int,
     ) -> list[tuple[int, ...]]:
-        """Greedy answers; each prompt names its job, None is the base model alone. See `generation.generate_greedily`."""
+        """Greedy answers; each prompt names its job, None is the base model alone. See `generate_greedily`."""
         return generate_greedily(
             self._backbone,
             self._routing,
@@ -206,7 +221,8 @@ class Engine:
         known = {layer.index for layer in self._slots.layers}
         if not layers or any(layer.index not in known for layer in layers):
             raise ModelError(
-                f"job {job.job_id}: got target_modules {list(job.target_modules)}, expected layers that the engine adapts."
+                f"job {job.job_id}: got target_modules {list(job.target_modules)}, "
+                "expected layers that the engine adapts."
             )
         if not self.fits(job):
             raise EngineError(

@@ -75,7 +75,8 @@ def read_adapter(active: ActiveJob, slots: AdapterSlots, folder: Path) -> float:
     for name, target, tensor in _matched(active.layers, slots, active.block.params_rW, _read_weights(folder), folder):
         if tensor.shape != target.shape:
             raise ModelError(
-                f"{folder}: expected {name} of shape {tuple(target.shape)}, got {tuple(tensor.shape)}. It fits another model."
+                f"{folder}: expected {name} of shape {tuple(target.shape)}, got {tuple(tensor.shape)}. "
+                "It fits another model."
             )
         if not tensor.isfinite().all():
             raise ModelError(f"{folder}: expected a finite adapter, got NaN or infinity in {name}.")

@@ -1,6 +1,7 @@
 """Greedy answers of many adapters in shared batches, through transformers' `generate` with its key/value cache.
 
-Rows of one adapter lie side by side, prompts are padded on the left and masked, so an answer does not depend on the batch.
+Rows of one adapter lie side by side, prompts are padded on the left and masked, so an answer does not depend on the
+batch.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def generate_greedily(
 def _batches(
     backbone: Backbone, prompts: Sequence[tuple[ActiveJob | None, tuple[int, ...]]], max_new_tokens: int, max_rows: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Numbers of the prompts of each batch: rows with the same room for an answer, adapter by adapter, short ones first."""
+    """Numbers of the prompts of each batch: equal room for an answer, adapter by adapter, short ones first."""
     adapter_order = {id(active): i for i, active in enumerate({id(a): a for a, _ in prompts}.values())}
 
     def room(i: int) -> int:

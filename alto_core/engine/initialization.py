@@ -1,7 +1,7 @@
 """How an adapter starts: PEFT's distribution, drawn from the job's own seed.
 
-A is uniform in +-1/sqrt(d_in) (what `kaiming_uniform_(a=sqrt(5))` gives), B is zero. Every layer draws from a stream of its
-own, named by seed and layer, so that neither the slot, nor the device, nor other jobs or other adapted layers change it.
+A is uniform in +-1/sqrt(d_in) (what `kaiming_uniform_(a=sqrt(5))` gives), B is zero. Every layer draws from a stream of
+its own, named by seed and layer, so that neither slot, nor device, nor other jobs or other adapted layers change it.
 """
 
 from __future__ import annotations

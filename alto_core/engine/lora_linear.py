@@ -1,7 +1,7 @@
 """Linear layers that add the LoRA paths of whichever adapters the current step routes to them.
 
-`attach` puts a `LoraLinear` around each chosen layer and `detach` takes it off again; the model is then as it was. Which
-tokens go to which adapter is set once per forward pass in the `LoraRouting` that all layers share.
+`attach` puts a `LoraLinear` around each chosen layer and `detach` takes it off again; the model is then as it was.
+Which tokens go to which adapter is set once per forward pass in the `LoraRouting` that all layers share.
 """
 
 from __future__ import annotations

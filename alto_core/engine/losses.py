@@ -24,4 +24,4 @@ def token_losses(backbone: Backbone, batch: PackedBatch) -> Tensor:
 def row_loss_sums(losses_P: Tensor, batch: PackedBatch) -> list[float]:
     """Sum of token losses of each row, added up in float64; 0 for a row without labels."""
     sums_N = torch.zeros(batch.num_rows, dtype=torch.float64, device=losses_P.device)
-    return sums_N.index_add_(0, batch.label_rows_P, losses_P.detach().double()).tolist()  # type: ignore[no-any-return]
+    return sums_N.index_add_(0, batch.label_rows_P, losses_P.detach().double()).tolist()

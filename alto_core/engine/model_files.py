@@ -44,7 +44,7 @@ def as_model_error(section: ModelSection, error: BaseException) -> ModelError:
     """Say in the user's words why a model cannot be loaded."""
     said = " ".join(str(error).split())
     if "trust_remote_code" in said:
-        why = "it brings Python code of its own, which is not run. Set `model.trust_remote_code: true` only if you trust it"
+        why = "it brings Python code of its own, not run. Set `model.trust_remote_code: true` only if you trust it"
     elif "safetensors" in said and isinstance(error, OSError):
         why = f"its weights are not in safetensors format ({said[:200]}). Convert them; pickled weights are not loaded"
     elif not Path(section.name).exists() and isinstance(error, OSError):
@@ -58,7 +58,7 @@ def as_model_error(section: ModelSection, error: BaseException) -> ModelError:
 
 
 def declared_name(section: ModelSection) -> str:
-    """The name that exported adapters give as their base: the hub id, or what a local folder calls its model. Never a path."""
+    """What exported adapters name as their base: the hub id, or what a local folder calls its model. Never a path."""
     folder = Path(section.name)
     if not folder.is_dir():
         return section.name

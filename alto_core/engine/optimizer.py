@@ -1,7 +1,7 @@
 """AdamW, gradient clipping and learning-rate schedules of one job, on its own block of rank rows.
 
-Same arithmetic as torch's `AdamW` and `clip_grad_norm_` and transformers' `get_*_schedule_with_warmup`, in float32. A job's
-update reads and writes its own block alone: no other job can be moved by it.
+Same arithmetic as torch's `AdamW` and `clip_grad_norm_` and transformers' `get_*_schedule_with_warmup`, in float32. A
+job's update reads and writes its own block alone: no other job can be moved by it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLIP_EPSILON = 1e-6
 
 
 def learning_rate(job: LoraJob, budget: JobBudget, step: int) -> float:
-    """Learning rate of a job's update number `step`, 1-based. With a warmup the first update has rate 0, as in transformers."""
+    """Learning rate of a job's update number `step`, 1-based. With a warmup the first is 0, as in transformers."""
     done, total = step - 1, budget.total_steps
     warmup = math.ceil(job.lr_warmup_fraction * total)
     if done < warmup:

@@ -1,9 +1,9 @@
 """Attention over packed rows that do not see each other, registered with transformers as `alto_packed`.
 
 All rows of a step lie in one sequence [1, T] with restarting positions. The attention scatters them into a right-padded
-batch, runs one causal product there, and gathers the tokens back: causality alone keeps the padding unseen, so no mask is
-built. The layout travels as the keyword argument `packed_rows` from the model's forward to here; a model that loses it on
-the way is refused, never run with rows that see each other.
+batch, runs one causal product there, and gathers the tokens back: causality alone keeps the padding unseen, so no mask
+is built. The layout travels as the keyword argument `packed_rows` from the model's forward to here; a model that loses
+it on the way is refused, never run with rows that see each other.
 
 Shape suffixes: T tokens, N rows, L longest row, H heads, K key/value heads, D head width.
 """
@@ -125,7 +125,7 @@ def _refuse_unsupported(
 
 
 def _sliding_band(longest: int, sliding_window: int | None, device: torch.device) -> Tensor | None:
-    """bool [L, L], true where a query sees a key: itself and the `sliding_window - 1` before it. None: causal alone does it."""
+    """bool [L, L], true where a query sees a key: itself and the `sliding_window - 1` before it. None: no need."""
     if sliding_window is None or sliding_window >= longest:
         return None
     ones_LL = torch.ones(longest, longest, dtype=torch.bool, device=device)
@@ -141,7 +141,7 @@ def _softcapped(
     softcap: float,
     band_LL: Tensor | None,
 ) -> Tensor:
-    """Attention whose scores are bent by softcap * tanh(score / softcap), as Gemma 2 does it; no fused product has that."""
+    """Attention with scores bent by softcap * tanh(score / softcap), as Gemma 2 does it; no fused product has that."""
     groups = query_NHLD.shape[1] // key_NKLD.shape[1]
     key_NHLD, value_NHLD = key_NKLD.repeat_interleave(groups, dim=1), value_NKLD.repeat_interleave(groups, dim=1)
     scale = query_NHLD.shape[-1] ** -0.5 if scaling is None else scaling

@@ -2,10 +2,10 @@
 
     params_RW  [R rank rows, W columns], W = every adapted layer's A row [d_in] and B row [d_out], side by side
 
-A job of rank r owns r neighbouring rank rows, so its whole adapter is one contiguous block: reset, norm, clip, AdamW and
-checkpoint of a job are operations on one block, and nothing is padded to a largest rank. Columns of layers that a job
-does not adapt stay exactly zero. Each layer's columns start at a multiple of 64 bytes, so that results do not depend on
-which rows a job got.
+A job of rank r owns r neighbouring rank rows, so its whole adapter is one contiguous block: reset, norm, clip, AdamW
+and checkpoint of a job are operations on one block, and nothing is padded to a largest rank. Columns of layers that a
+job does not adapt stay exactly zero. Each layer's columns start at a multiple of 64 bytes, so that results do not
+depend on which rows a job got.
 
 Shape suffixes: R rank rows, W columns, r one job's rank, I input width, O output width.
 """

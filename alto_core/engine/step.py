@@ -28,7 +28,12 @@ _Part = tuple[int, Sequence[TokenRow]]
 
 
 def train_step(
-    backbone: Backbone, routing: LoraRouting, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]
+    backbone: Backbone,
+    routing: LoraRouting,
+    jobs: Sequence[ActiveJob],
+    rows: Sequence[Sequence[TokenRow]],
+    *,
+    max_pass_tokens: int,
 ) -> tuple[StepRecord, ...]:
     """Make one update of each job.
 
@@ -37,6 +42,7 @@ def train_step(
         routing: of these layers.
         jobs: distinct.
         rows: for each job the rows of its update, cut here into micro batches of its adapter batch size.
+        max_pass_tokens: of one forward and backward; a micro batch with more gets a pass of its own.
 
     Returns:
         One record per job. A job whose loss or gradient is not finite is not updated; its record shows it.
@@ -50,11 +56,12 @@ def train_step(
             raise ValueError(f"{active.job.job_id}: expected rows with trained tokens, but got none")
         active.block.grads_rW.zero_()
     loss_sums = [0.0] * len(jobs)
-    for micro_step, parts in enumerate(_micro_steps(jobs, rows)):
-        for job_number, loss_sum in _accumulate(backbone, routing, jobs, labels, parts, micro_step):
-            loss_sums[job_number] += loss_sum
+    for micro_step, all_parts in enumerate(_micro_steps(jobs, rows)):
+        for parts in _passes(all_parts, max_pass_tokens):
+            for job_number, loss_sum in _accumulate(backbone, routing, jobs, labels, parts, micro_step):
+                loss_sums[job_number] += loss_sum
     return tuple(
-        _finish(active, loss_sum / count, sum(len(row.token_ids) for row in job_rows))
+        _finish(active, loss_sum / count, _num_tokens(job_rows))
         for active, loss_sum, count, job_rows in zip(jobs, loss_sums, labels, rows, strict=True)
     )
 
@@ -64,6 +71,21 @@ def _micro_steps(jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) 
     cut = [_cut(job_rows, active.job.adapter_batch_size) for active, job_rows in zip(jobs, rows, strict=True)]
     for parts in itertools.zip_longest(*cut, fillvalue=()):
         yield [(number, part) for number, part in enumerate(parts) if part]
+
+
+def _passes(parts: Sequence[_Part], max_tokens: int) -> Iterator[list[_Part]]:
+    """Neighbouring parts together, as many as stay within the tokens of a pass."""
+    current: list[_Part] = []
+    for part in parts:
+        if current and sum(_num_tokens(rows) for _, rows in (*current, part)) > max_tokens:
+            yield current
+            current = []
+        current.append(part)
+    yield current
+
+
+def _num_tokens(rows: Sequence[TokenRow]) -> int:
+    return sum(len(row.token_ids) for row in rows)
 
 
 def _cut(rows: Sequence[TokenRow], size: int) -> list[Sequence[TokenRow]]:
@@ -78,24 +100,24 @@ def _accumulate(
     labels: Sequence[int],
     parts: Sequence[_Part],
     micro_step: int,
-) -> Iterator[tuple[int, float]]:
-    """Forward and backward of one micro step; gives each job's number and its sum of token losses."""
+) -> list[tuple[int, float]]:
+    """Forward and backward of one pass; gives the job's number and the sum of token losses of each row."""
     batch = pack_rows([part for _, part in parts], backbone.device)
+    if len(batch.label_ids_P) == 0:
+        return []
     taking_part = [jobs[number] for number, _ in parts]
-    tokens = [sum(len(row.token_ids) for row in part) for _, part in parts]
+    tokens = [_num_tokens(part) for _, part in parts]
     segments = make_segments(
         [active.training_segment(count, micro_step) for active, count in zip(taking_part, tokens, strict=True)],
         backbone.device,
     )
-    if len(batch.label_ids_P) == 0:
-        return iter(())
     with routing.use(segments, [active.layer_indices for active in taking_part]):
         losses_P = token_losses(backbone, batch)
     weights_N = torch.tensor([1.0 / labels[parts[slot][0]] for slot in batch.row_slots], device=backbone.device)
     # A weighted sum passes each token a gradient of its own weight, whatever the other losses are: a NaN stays alone.
     (losses_P * weights_N[batch.label_rows_P]).sum().backward()
     row_sums = row_loss_sums(losses_P, batch)
-    return iter([(parts[slot][0], row_sum) for slot, row_sum in zip(batch.row_slots, row_sums, strict=True)])
+    return [(parts[slot][0], row_sum) for slot, row_sum in zip(batch.row_slots, row_sums, strict=True)]
 
 
 def _finish(active: ActiveJob, train_loss: float, num_tokens: int) -> StepRecord:

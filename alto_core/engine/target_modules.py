@@ -1,4 +1,4 @@
-"""Which linear layers of a base model can get an adapter, and which of them a task asks for. No weights are loaded here.
+"""Which linear layers of a base model can get an adapter, and which of them a task asks for. Loads no weights.
 
 A layer is asked for by the ending of its name, as in PEFT: `q_proj`, or `self_attn.q_proj`. The output head and the
 embeddings stay frozen: they are shared by all jobs, and often tied to each other.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,9 +34,9 @@ class LinearLayer:
     """transformers' Conv1D (GPT-2): a linear layer whose weight is stored transposed."""
 
 
-def find_linear_layers(model: nn.Module) -> tuple[LinearLayer, ...]:
+def find_linear_layers(model: Any) -> tuple[LinearLayer, ...]:
     """All linear layers of a transformers model in the order of its modules, without the output head."""
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head = model.get_output_embeddings()
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
     return tuple(_describe(name, module, index) for index, (name, module) in enumerate(found))
 
@@ -100,26 +101,26 @@ def _check_ranks(layers: Sequence[LinearLayer], lora_ranks: Sequence[int]) -> No
         )
 
 
-def _refuse_frozen_parts(model: nn.Module, unmatched: Sequence[str]) -> None:
+def _refuse_frozen_parts(model: Any, unmatched: Sequence[str]) -> None:
     frozen = [
         name for name, m in model.named_modules() if isinstance(m, nn.Embedding) or m is model.get_output_embeddings()
-    ]  # type: ignore[operator]
+    ]
     for ending in unmatched:
         if any(_matches(name, ending) for name in frozen):
             raise ModelError(
-                f"search_space.target_modules: got {ending!r}, the model's output head or an embedding, expected linear "
-                "layers inside the model. The head and the embeddings stay frozen, since all jobs share them."
+                f"search_space.target_modules: got {ending!r}, the model's output head or an embedding, "
+                "expected linear layers inside the model. Head and embeddings stay frozen, since all jobs share them."
             )
 
 
-def _empty_model(section: ModelSection) -> nn.Module:
+def _empty_model(section: ModelSection) -> Any:
     config = load_config(section)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=section.trust_remote_code)
     except LOADING_ERRORS as error:
         raise as_model_error(section, error) from error
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _describe(name: str, module: nn.Linear | Conv1D, index: int) -> LinearLayer:

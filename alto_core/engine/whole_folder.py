@@ -13,7 +13,7 @@ TEMPORARY_PREFIX = ".writing-"
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Give a temporary folder to write into; when the block ends well, it becomes `target` and replaces what stood there.
+    """Give a temporary folder to write into; when the block ends well, it becomes `target`, replacing what was there.
 
     When the block raises, or the process dies, `target` stays as it was.
     """

@@ -6,6 +6,7 @@ What is written and read stands in `runs`, `writer`, `history` and `registry`.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import secrets
@@ -90,6 +91,8 @@ class Connection:
         self.home.mkdir(parents=True, exist_ok=True)
         for name, value in CLIENT_DEFAULTS.items():
             os.environ.setdefault(name, value)
+        # its two lines about new tables would land in the middle of the live display
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         with self.callers.running(), self.exclusive():
             if self.database:
                 _use_write_ahead_log(self.database)

@@ -16,7 +16,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_I
 
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask
-from alto_core.domain import JobState, LoraJob, TaskState
+from alto_core.domain import JobOutcome, JobState, LoraJob, Score, TaskState
 from alto_core.tracking.connection import without_credentials
 from alto_core.tracking.names import clean_name
 
@@ -135,6 +135,25 @@ def job_run(run: Run) -> JobRun:
         warmup_steps=int(params["warmup_steps"]),
         state=JobState(tags[STATE]),
     )
+
+
+def job_metrics(outcome: JobOutcome, rows_per_update: int) -> dict[str, float]:
+    """How a job ended, as metrics of its run: the best validation loss and its step, rows trained on and rows saved."""
+    values: dict[str, float] = {
+        "samples": outcome.step * rows_per_update,
+        "samples_saved": (outcome.total_steps - outcome.step) * rows_per_update,
+    }
+    if outcome.best_val_loss is not None and outcome.best_step is not None:
+        values |= {"best_val_loss": outcome.best_val_loss, "best_step": outcome.best_step}
+    return values
+
+
+def score_metrics(score: Score) -> dict[str, float]:
+    """A held-out score as metrics `<split>_loss`, `<split>_loss_standard_error` and `<split>_<metric>`."""
+    values = {"loss": score.loss, "loss_standard_error": score.loss_standard_error}
+    if score.metric and score.metric_value:
+        values[score.metric] = score.metric_value.value
+    return {f"{score.split}_{name}": value for name, value in values.items()}
 
 
 def as_params(fields: Mapping[str, Any]) -> list[Param]:

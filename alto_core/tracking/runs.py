@@ -20,7 +20,7 @@ from alto_core.errors import TrackingError
 from alto_core.tracking import adapters
 from alto_core.tracking.adapters import RegisteredAdapter
 from alto_core.tracking.connection import Connection, timed
-from alto_core.tracking.description import GATE_RANK, REASON, STATE, JobRun, as_tags
+from alto_core.tracking.description import GATE_RANK, REASON, STATE, JobRun, as_tags, job_metrics, score_metrics
 from alto_core.tracking.history import HistoryReader
 from alto_core.tracking.names import clean_name
 from alto_core.tracking.rows import RowLossArchive
@@ -161,13 +161,7 @@ class TaskRuns:
     def log_job_summary(self, outcome: JobOutcome) -> None:
         """Log how a job ended: best validation loss and its step, rows trained on and rows saved."""
         job = self._job(outcome.job_id)
-        values: dict[str, float] = {
-            "samples": outcome.step * job.rows_per_update,
-            "samples_saved": (outcome.total_steps - outcome.step) * job.rows_per_update,
-        }
-        if outcome.best_val_loss is not None and outcome.best_step is not None:
-            values |= {"best_val_loss": outcome.best_val_loss, "best_step": outcome.best_step}
-        self._log_values(job.run_id, values, outcome.step)
+        self._log_values(job.run_id, job_metrics(outcome, job.rows_per_update), outcome.step)
 
     @timed
     def log_task_summary(
@@ -209,10 +203,7 @@ class TaskRuns:
         Metric names are `<split>_loss` and `<split>_<metric>`, on the parent `untuned_<split>_...` for the base model.
         """
         for score in scores:
-            values = {"loss": score.loss, "loss_standard_error": score.loss_standard_error}
-            if score.metric and score.metric_value:
-                values |= {score.metric: score.metric_value.value}
-            named = {f"{score.split}_{name}": value for name, value in values.items()}
+            named = score_metrics(score)
             if score.job_id is None:
                 self._log_values(self.parent_run_id, {f"untuned_{name}": value for name, value in named.items()}, 0)
                 continue
@@ -287,7 +278,7 @@ class TaskRuns:
         """End the parent run, and every child that is still open: such a job was cancelled with its task.
 
         Raises:
-            TrackingError: something could not be written. Where MLflow was away, it is tried on while this process lives.
+            TrackingError: something could not be written. If MLflow was away, it is tried on while this process lives.
         """
         reason = f"the task ended ({state.value}){': ' + message if message else ''}"
         for job_id, job in list(self._jobs.items()):

@@ -29,7 +29,7 @@ def print_outcome(view: TaskView, settings: Settings, console: Console) -> None:
         console.print(_board_table(view))
     if view.state is TaskState.FINISHED:
         _print_facts(_facts(view, settings), console)
-    elif view.record.message:
+    elif view.record.message not in ("", view.state):
         _print_facts([(str(view.state), view.record.message)], console)
     console.print()
     for command, purpose in next_commands(view):

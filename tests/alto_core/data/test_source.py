@@ -154,6 +154,21 @@ def test_missing_file_unknown_ending_and_unreachable_hub_set_are_refused(
         list(read_source("some-owner/some-set"))
 
 
+def test_folder_of_files_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split in ("train", "test"):
+        lines = [json.dumps({"prompt": f"{split} {i}", "completion": "a"}) for i in range(5)]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    rows = list(read_source(str(folder), split="test", limit=2))
+    assert [row.content["prompt"] for row in rows] == ["test 0", "test 1"]
+    assert rows[1].origin.endswith("[test] row 2")
+    with pytest.raises(DataError, match="split nothing: cannot be loaded"):
+        list(read_source(str(folder), split="nothing"))
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(

@@ -1,4 +1,4 @@
-"""The yardstick: a job alone, the same job among others, and PEFT with torch's AdamW give the same curve and adapter."""
+"""The yardstick: a job alone, the same among others, and PEFT with torch's AdamW give the same curve and adapter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def mixed_jobs(tiny: Any, family: str) -> list[LoraJob]:
     ]
 
 
-def run_engine(tiny: Any, family: str, jobs: list[LoraJob], folder: Path) -> dict[str, tuple[list[float], dict[str, Any]]]:
+def run_engine(
+    tiny: Any, family: str, jobs: list[LoraJob], folder: Path
+) -> dict[str, tuple[list[float], dict[str, Any]]]:
     """Train the jobs side by side; gives each one's losses and exported adapter."""
     rows = tiny.rows(11)
     losses: dict[str, list[float]] = {job.job_id: [] for job in jobs}
@@ -90,7 +92,9 @@ def run_peft(tiny: Any, family: str, job: LoraJob) -> tuple[list[float], dict[st
 
 
 def assert_same(
-    got: tuple[list[float], dict[str, Any]], expected: tuple[list[float], dict[str, Any]], tolerance: float = WEIGHT_TOLERANCE
+    got: tuple[list[float], dict[str, Any]],
+    expected: tuple[list[float], dict[str, Any]],
+    tolerance: float = WEIGHT_TOLERANCE,
 ) -> None:
     assert max(abs(g - e) for g, e in zip(got[0], expected[0], strict=True)) < LOSS_TOLERANCE
     assert got[1].keys() == expected[1].keys()

@@ -40,7 +40,9 @@ def test_changing_a_row_leaves_its_neighbours_bit_for_bit(tiny: Any) -> None:
     ids = torch.arange(3, 16)
     with torch.inference_mode():
         before = packed_logits(model, ids, positions, layout, torch.arange(13))
-        after = packed_logits(model, ids.clone().index_fill_(0, torch.arange(4, 10), 50), positions, layout, torch.arange(13))
+        after = packed_logits(
+            model, ids.clone().index_fill_(0, torch.arange(4, 10), 50), positions, layout, torch.arange(13)
+        )
     assert torch.equal(before[:4], after[:4])
     assert torch.equal(before[10:], after[10:])
     assert not torch.equal(before[4:10], after[4:10])

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,18 +49,6 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     loaded, seconds = done.stdout.splitlines()[-1].rsplit("]", 1)
     assert loaded == "["
     assert float(seconds) < 1.0
-
-
-def test_help_answers_within_a_second() -> None:
-    # the best of some runs: what the machine does besides is not ours
-    best = min(_timed("--help") for _ in range(4))
-    assert best < 1.0
-
-
-def _timed(*arguments: str) -> float:
-    started = time.perf_counter()
-    assert _alto(*arguments).returncode == 0
-    return time.perf_counter() - started
 
 
 def test_version() -> None:

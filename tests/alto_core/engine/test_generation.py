@@ -1,0 +1,141 @@
+"""Greedy answers: those of transformers and PEFT, whatever shares the batch."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from alto_core.config import ModelSection
+from alto_core.data.packing import pack_rows
+from alto_core.engine.backbone import load_backbone, packed_logits
+from alto_core.engine.engine import Engine
+from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+
+
+def draw_prompts(count: int, vocabulary: int, longest: int = 9) -> list[tuple[int, ...]]:
+    draw = random.Random(5)
+    return [tuple(draw.randrange(3, vocabulary) for _ in range(draw.randint(1, longest))) for _ in range(count)]
+
+
+def greedy(model: Any, prompt: tuple[int, ...], count: int, stop: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Token by token, each time the whole sequence anew: no cache, no padding, no `generate`."""
+    ids = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            token = int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        if token in stop:
+            break
+        ids.append(token)
+    return tuple(ids[len(prompt) :])
+
+
+def admit_and_train(tiny: Any, engine: Any, job: Any) -> None:
+    engine.admit(job, tiny.budget())
+    for _ in range(3):
+        engine.step({job.job_id: tiny.rows(3)})
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma2", "gpt2"])
+def test_answers_of_many_adapters_in_one_batch_equal_each_alone(tiny: Any, family: str, tmp_path: Path) -> None:
+    jobs = [tiny.job(family, lora_rank=rank, learning_rate=3e-2) for rank in (2, 5)]
+    prompts = draw_prompts(4, tiny.vocabulary)
+    with tiny.engine(family) as engine:
+        for job in jobs:
+            admit_and_train(tiny, engine, job)
+            engine.export(job.job_id, tmp_path / job.job_id)
+        names = [None, jobs[0].job_id, jobs[1].job_id]
+        asked = [(name, prompt) for prompt in prompts for name in names]
+        answers = [
+            engine.generate(asked, max_new_tokens=6, stop_token_ids=(), pad_token_id=0, max_rows=max_rows)
+            for max_rows in (100, 5)
+        ]
+    assert answers[0] == answers[1]
+    models = {None: tiny.plain_model(family)}
+    for job in jobs:
+        models[job.job_id] = peft.PeftModel.from_pretrained(tiny.plain_model(family), tmp_path / job.job_id).eval()
+    assert answers[0] == [greedy(models[name], prompt, 6) for name, prompt in asked]
+    by_name = [
+        [answer for (asked_name, _), answer in zip(asked, answers[0], strict=True) if asked_name == n] for n in names
+    ]
+    assert by_name[0] != by_name[1] != by_name[2]
+
+
+def test_answer_ends_before_any_stop_token(tiny: Any) -> None:
+    prompts = draw_prompts(6, tiny.vocabulary)
+    plain = tiny.plain_model()
+    free = [greedy(plain, prompt, 8) for prompt in prompts]
+    stop = (free[0][3], free[1][1])
+    with tiny.engine() as engine:
+        asked = [(None, prompt) for prompt in prompts]
+        answers = engine.generate(asked, max_new_tokens=8, stop_token_ids=stop, pad_token_id=0, max_rows=4)
+    assert answers == [greedy(plain, prompt, 8, stop) for prompt in prompts]
+    assert len(answers[1]) <= 1
+
+
+def test_pad_token_that_is_a_normal_or_the_stop_token_changes_nothing(tiny: Any) -> None:
+    asked = [(None, prompt) for prompt in draw_prompts(5, tiny.vocabulary)]
+    with tiny.engine() as engine:
+        answers = [
+            engine.generate(asked, max_new_tokens=5, stop_token_ids=(2,), pad_token_id=pad, max_rows=5)
+            for pad in (0, 2, 50)
+        ]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_models_own_sampling_settings_do_not_enter(tiny: Any, tmp_path: Path) -> None:
+    # A repetition penalty in the model's folder would change greedy answers without a word.
+    folder = tmp_path / "talkative"
+    shutil.copytree(tiny.folder(), folder)
+    settings = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "suppress_tokens": [5, 6, 7]}
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "max_new_tokens": 2}))
+    prompt = (4, 4, 9)
+    with Engine(
+        load_backbone(ModelSection(name=str(folder)), "cpu"), target_modules=["q_proj"], num_slots=1, rank_rows=1
+    ) as engine:
+        answers = engine.generate([(None, prompt)], max_new_tokens=7, stop_token_ids=(), pad_token_id=0, max_rows=1)
+    assert answers == [greedy(tiny.plain_model(), prompt, 7)]
+
+
+def test_answers_end_where_the_models_positions_end(tiny: Any) -> None:
+    # T8: GPT-2 learned 64 positions. Other prompts keep their full answers.
+    long, full, short = tuple(range(3, 63)), tuple(range(3, 67)), (5, 6)
+    with tiny.engine("gpt2") as engine:
+        answers = engine.generate(
+            [(None, long), (None, full), (None, short)],
+            max_new_tokens=10,
+            stop_token_ids=(),
+            pad_token_id=0,
+            max_rows=8,
+        )
+    assert [len(answer) for answer in answers] == [4, 0, 10]
+
+
+def test_packed_attention_is_back_after_generation(tiny: Any) -> None:
+    rows = tiny.rows(3)
+    with tiny.engine() as engine:
+        before = engine.evaluate([""], rows, max_tokens=100)
+        engine.generate([(None, (5, 6))], max_new_tokens=2, stop_token_ids=(), pad_token_id=0, max_rows=1)
+        assert engine.evaluate([""], rows, max_tokens=100) == before
+    model = tiny.backbone().model
+    assert model.config._attn_implementation == PACKED_ATTENTION
+    batch = pack_rows([rows], "cpu")
+    packed_logits(
+        model, batch.token_ids_T, batch.position_ids_T, PackedRows(batch.row_lengths, "cpu"), batch.label_positions_P
+    )
+
+
+def test_empty_prompts_are_refused_and_no_prompts_give_no_answers(tiny: Any) -> None:
+    with tiny.engine() as engine:
+        options = {"max_new_tokens": 2, "stop_token_ids": (), "pad_token_id": 0, "max_rows": 1}
+        assert engine.generate([], **options) == []
+        with pytest.raises(ValueError, match="at least one token"):
+            engine.generate([(None, ())], **options)

@@ -1,0 +1,149 @@
+"""The training loop: slots, backfill, boundaries, verdicts. A real engine over a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from alto_core.config import TuningTask
+from alto_core.domain import Boundary, JobState, LoraJob, Verdict
+from alto_core.engine.backbone import load_backbone
+from alto_core.engine.engine import Engine
+from alto_core.executor import Executor, JobRun
+from alto_core.preparation import TaskPlan, plan_task
+
+
+@pytest.fixture
+def plan(tiny_task: Callable[..., TuningTask]) -> TaskPlan:
+    space = {"learning_rate": [1e-3, 1e-2], "lora_rank": [2, 4], "adapter_batch_size": [2, 4]}
+    return plan_task(tiny_task(search_space=space))
+
+
+def runs_of(plan: TaskPlan, folder: Path, *, start: int = 0, until: float = 1.0) -> list[JobRun]:
+    return [
+        JobRun(
+            job=job,
+            budget=plan.budgets[job.job_id],
+            folder=folder / job.job_id,
+            start_step=start,
+            target_step=plan.budgets[job.job_id].step_at(until),
+        )
+        for job in plan.jobs
+    ]
+
+
+def train(
+    plan: TaskPlan,
+    runs: Sequence[JobRun],
+    *,
+    num_slots: int = 8,
+    verdicts: Callable[[Boundary], Sequence[Verdict]] = lambda _: (),
+) -> list[Boundary]:
+    """Drive the executor to its end."""
+    ranks = sorted((run.job.lora_rank for run in runs), reverse=True)
+    boundaries = []
+    modules = plan.jobs[0].target_modules
+    backbone = load_backbone(plan.task.model, "cpu")
+    with Engine(backbone, target_modules=modules, num_slots=num_slots, rank_rows=sum(ranks[:num_slots])) as engine:
+        session = Executor(engine, plan.data, data_seed=0).run(runs)
+        boundary = next(session, None)
+        while boundary is not None:
+            boundaries.append(boundary)
+            try:
+                boundary = session.send(verdicts(boundary))
+            except StopIteration:
+                break
+    return boundaries
+
+
+def curve(boundaries: Sequence[Boundary], job: LoraJob) -> dict[int, float]:
+    """Train loss by step; a step that came twice would be lost, so steps are checked on the way."""
+    records = [r for b in boundaries for r in b.steps if r.job_id == job.job_id]
+    steps = [r.step for r in records]
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+    return {r.step: r.train_loss for r in records}
+
+
+def end(job_id: str, step: int) -> Verdict:
+    return Verdict(job_id=job_id, state=JobState.OVERFITTING, step=step, reason="", evidence={})
+
+
+def test_every_job_makes_each_of_its_steps_once_and_is_evaluated_when_due(plan: TaskPlan, tmp_path: Path) -> None:
+    boundaries = train(plan, runs_of(plan, tmp_path))
+    for job in plan.jobs:
+        budget = plan.budgets[job.job_id]
+        assert list(curve(boundaries, job)) == list(range(1, budget.total_steps + 1))
+        evaluated = [e.step for b in boundaries for e in b.evaluations if e.job_id == job.job_id]
+        assert evaluated == list(budget.eval_steps)
+        assert (tmp_path / job.job_id / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_few_slots_give_the_same_curves_as_many(plan: TaskPlan, tmp_path: Path) -> None:
+    together = train(plan, runs_of(plan, tmp_path / "a"))
+    in_turn = train(plan, runs_of(plan, tmp_path / "b"), num_slots=3)
+    assert max(len(b.running) for b in in_turn) == 3
+    for job in plan.jobs:
+        assert curve(in_turn, job) == pytest.approx(curve(together, job), abs=1e-5)
+
+
+def test_a_freed_slot_goes_to_a_job_of_the_same_batch_size(plan: TaskPlan, tmp_path: Path) -> None:
+    first: list[str] = []
+
+    def end_the_first(boundary: Boundary) -> list[Verdict]:
+        if first:
+            return []
+        first.append(boundary.running[0])
+        return [end(first[0], 1)]
+
+    boundaries = train(plan, runs_of(plan, tmp_path), num_slots=2, verdicts=end_the_first)
+    batch_size = {job.job_id: job.adapter_batch_size for job in plan.jobs}
+    before, after = set(boundaries[0].running), set(boundaries[1].running)
+    (joined,) = after - before
+    assert batch_size[joined] == batch_size[first[0]]
+    assert len(after) == 2
+
+
+def test_a_verdict_ends_its_job_and_touches_no_other(plan: TaskPlan, tmp_path: Path) -> None:
+    ended = plan.jobs[0]
+    whole = train(plan, runs_of(plan, tmp_path / "a"))
+    cut = train(
+        plan,
+        runs_of(plan, tmp_path / "b"),
+        verdicts=lambda b: [end(ended.job_id, 2)] if any(e == (ended.job_id, 2) for e in evaluated(b)) else [],
+    )
+    assert list(curve(cut, ended)) == [1, 2]
+    for job in plan.jobs[1:]:
+        assert curve(cut, job) == pytest.approx(curve(whole, job), abs=1e-5)
+
+
+def evaluated(boundary: Boundary) -> list[tuple[str, int]]:
+    return [(e.job_id, e.step) for e in boundary.evaluations]
+
+
+def test_two_stretches_equal_one(plan: TaskPlan, tmp_path: Path) -> None:
+    whole = train(plan, runs_of(plan, tmp_path / "a"))
+    warmup = train(plan, runs_of(plan, tmp_path / "b", until=0.2))
+    rest = train(plan, [dataclasses.replace(r, start_step=4) for r in runs_of(plan, tmp_path / "b")])
+    for job in plan.jobs:
+        assert curve(warmup, job) | curve(rest, job) == curve(whole, job)
+    for job in plan.jobs:
+        name = Path(job.job_id) / "adapter" / "adapter_model.safetensors"
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_job_that_becomes_non_finite_is_shown_at_once_and_harms_nobody(
+    tiny_task: Callable[..., TuningTask], tmp_path: Path
+) -> None:
+    space = {"learning_rate": [1e-3, 1e30], "lora_rank": 2, "adapter_batch_size": 4, "max_grad_norm": 0}
+    plan = plan_task(tiny_task(search_space=space, budget={"steps": 20, "eval_interval_fraction": 1.0}))
+    sound, wild = plan.jobs
+    alone = train(plan, [run for run in runs_of(plan, tmp_path / "a") if run.job == sound])
+    both = train(plan, runs_of(plan, tmp_path / "b"))
+    assert curve(both, sound) == pytest.approx(curve(alone, sound), abs=1e-5)
+    finite = [math.isfinite(loss) for loss in curve(both, wild).values()]
+    assert not all(finite), "the wild job is meant to become non-finite"
+    assert len(both) == 1 + finite.count(False), "each non-finite step makes a boundary of its own"

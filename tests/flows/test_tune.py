@@ -1,0 +1,147 @@
+"""A whole task through the flow: real Prefect, MLflow on a file, a tiny model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from peft import PeftModel
+from prefect.client.orchestration import get_client
+from transformers import AutoModelForCausalLM
+
+from alto_core.config import TuningTask
+from alto_core.domain import JobState, TaskState
+from alto_core.errors import DataError, EngineError
+from alto_core.settings import load_settings
+from alto_core.store import Store
+from alto_core.tracking import Tracker
+from flows.api import leaderboard, tune
+
+pytestmark = [pytest.mark.usefixtures("prefect_server", "workspace_home"), pytest.mark.slow]
+
+
+def test_a_task_ends_with_a_registered_adapter_and_true_states(tiny_task: Callable[..., TuningTask]) -> None:
+    result = tune(tiny_task())
+    store, tracker = Store(load_settings()), Tracker(load_settings())
+    jobs = {record.job_id: record for record in store.jobs(result.task_id)}
+
+    assert result.state is TaskState.FINISHED
+    assert all(record.state.is_end for record in jobs.values())
+    assert {record.state for record in jobs.values()} >= {JobState.FINISHED, JobState.DIVERGING}
+    assert jobs[result.winner].state in (JobState.FINISHED, JobState.OVERFITTING)
+    assert 0 < result.samples_saved < 1
+
+    runs = tracker.task_runs(result.task_id)
+    client = MlflowClient(load_settings().mlflow_tracking_uri)
+    for job_id, run_id in runs.job_run_ids.items():
+        run = client.get_run(run_id)
+        assert run.data.tags["alto.state"] == jobs[job_id].state.value, "the same word in MLflow and in the store"
+        assert run.info.status == ("FINISHED" if jobs[job_id].state is JobState.FINISHED else "KILLED")
+    assert client.get_run(runs.parent_run_id).info.status == "FINISHED"
+    version = client.get_model_version_by_alias("tiny", "champion")
+    assert version.tags["alto.job_id"] == result.winner
+    assert version.tags["alto.data_digest"]
+    assert (result.report).is_file()
+
+    table = leaderboard(result.task_id)
+    assert table["job_id"].iloc[0] == result.winner
+    assert set(table["job_id"]) == set(jobs)
+
+
+def test_the_winners_folder_loads_in_peft_and_scores_what_was_reported(
+    tiny_task: Callable[..., TuningTask], tiny_model: Path
+) -> None:
+    result = tune(tiny_task())
+    reported = next(s for s in result.scores if s.job_id == result.winner and s.split == "validation")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, result.adapter_folder).eval()
+    from alto_core.workspace import Workspace
+
+    total, labels = 0.0, 0
+    for row in Workspace.open(result.task_id).data.validation.rows:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
+        for position in range(1, len(row.token_ids)):
+            if row.label_mask[position]:
+                total -= float(logits[position - 1, row.token_ids[position]])
+                labels += 1
+    assert total / labels == pytest.approx(reported.loss, abs=1e-4)
+
+
+def test_a_second_task_of_the_same_file_decides_the_same(tiny_task: Callable[..., TuningTask]) -> None:
+    first, second = tune(tiny_task()), tune(tiny_task())
+    assert first.task_id != second.task_id
+    columns = ["job_id", "state", "step", "gate_rank"]
+    assert first.leaderboard[columns].equals(second.leaderboard[columns])
+    assert first.winner == second.winner
+    assert second.registered.version == first.registered.version + 1
+    assert second.registered.aliases == ("challenger",)
+
+
+def test_a_task_whose_jobs_all_diverge_fails_with_the_reason(tiny_task: Callable[..., TuningTask]) -> None:
+    space = {"learning_rate": 1e8, "lora_rank": [2, 4], "adapter_batch_size": 4, "max_grad_norm": 0}
+    with pytest.raises(EngineError, match="no job left an adapter"):
+        tune(tiny_task(search_space=space))
+    (task,) = Store(load_settings()).tasks()
+    assert task.state is TaskState.FAILED
+    assert "no job left an adapter" in task.message
+    assert {record.state for record in Store(load_settings()).jobs(task.task_id)} == {JobState.DIVERGING}
+
+
+def test_bad_data_is_refused_before_anything_is_created(tiny_task: Callable[..., TuningTask], tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError):
+        tune(tiny_task(data={"source": str(tmp_path / "empty.jsonl")}))
+    assert Store(load_settings()).tasks() == ()
+
+
+async def _flow_runs() -> list[tuple[str, str]]:
+    async with get_client() as client:
+        return [(run.name, run.state.name) for run in await client.read_flow_runs() if run.state]
+
+
+def test_an_interrupted_task_is_cancelled_everywhere(
+    tiny_task: Callable[..., TuningTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    from alto_core.supervision import Supervisor
+
+    calls = []
+    judge = Supervisor._judge
+
+    def interrupt_later(self: Supervisor, *args: object) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return judge(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Supervisor, "_judge", interrupt_later)
+    with pytest.raises(KeyboardInterrupt):
+        tune(tiny_task())
+    store = Store(load_settings())
+    (task,) = store.tasks()
+    assert task.state is TaskState.CANCELLED
+    states = {record.job_id: record.state for record in store.jobs(task.task_id)}
+    assert JobState.CANCELLED in states.values()
+    assert all(state.is_end for state in states.values())
+    runs = Tracker(load_settings()).task_runs(task.task_id)
+    client = MlflowClient(load_settings().mlflow_tracking_uri)
+    tags = {job_id: client.get_run(run_id).data.tags["alto.state"] for job_id, run_id in runs.job_run_ids.items()}
+    assert tags == {job_id: state.value for job_id, state in states.items()}
+    assert (f"tune {task.task_id}", "Cancelled") in asyncio.run(_flow_runs())
+
+
+def test_scores_carry_standard_errors_and_intervals(tiny_task: Callable[..., TuningTask]) -> None:
+    scores = tune(tiny_task()).scores
+    assert {score.split for score in scores} == {"validation", "test"}
+    for score in scores:
+        assert math.isfinite(score.loss)
+        assert score.loss_standard_error > 0
+        assert score.metric_value is not None
+        assert score.metric_value.low <= score.metric_value.value <= score.metric_value.high
+        assert score.metric_value.num_rows == 8
