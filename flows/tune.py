@@ -25,6 +25,7 @@ prepare_environment(load_settings())  # before Prefect reads its settings
 
 from prefect import State, flow
 from prefect.exceptions import CancelledRun
+from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from tasks.continue_training import continue_training
@@ -43,6 +44,7 @@ def tune_task(task_id: str) -> str | State[str]:
     """
     try:
         with running(task_id) as workspace:
+            workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)
             revision = workspace.revision
             num_slots = profile(task_id, revision)
             warmup(task_id, revision, num_slots)

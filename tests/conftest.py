@@ -117,7 +117,7 @@ def tiny_task(tiny_model: Path, tiny_rows: Path) -> Callable[..., TuningTask]:
             "name": "tiny",
             "model": {"name": str(tiny_model)},
             "data": {"source": str(tiny_rows), "validation": {"rows": 8}, "test": {"rows": 8}},
-            "search_space": {"learning_rate": [1e-3, 1e-2, 1e6], "lora_rank": [2, 4], "adapter_batch_size": 4},
+            "search_space": {"learning_rate": [1e-3, 1e-2, 1e30], "lora_rank": [2, 4], "adapter_batch_size": 4},
             "budget": {"steps": 20, "eval_interval_fraction": 0.05, "gate_warmup_fraction": 0.2},
             "evaluation": {"metric": "exact_match", "max_new_tokens": 6},
         }

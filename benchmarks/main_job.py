@@ -1,0 +1,103 @@
+"""The main job as a newcomer meets it: time, memory, repeatability and gain of the quickstart; time of a whole CI run.
+
+    python benchmarks/main_job.py quickstart     # two runs, each in a workspace of its own
+    python benchmarks/main_job.py ci             # one run of .ci/run
+
+Rows go to benchmarks/results/bars.csv.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from bars import record_bar
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = ("torch", "transformers", "prefect", "mlflow")
+
+
+class MemoryWatch(threading.Thread):
+    """Highest sum of resident memory over a process and its children, sampled ten times a second."""
+
+    def __init__(self, process: psutil.Process):
+        super().__init__(daemon=True)
+        self.process, self.peak_bytes, self.done = process, 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.1):
+            total = 0
+            try:
+                family = [self.process, *self.process.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                return
+            for member in family:
+                try:
+                    total += member.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            self.peak_bytes = max(self.peak_bytes, total)
+
+
+def run_quickstart() -> dict[str, Any]:
+    """`make quickstart` in a fresh workspace; returns the result object with `wall_seconds` and `peak_bytes`."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "ALTO_HOME": home}
+        subprocess.run([sys.executable, "examples/prepare_quickstart.py", "quickstart"], cwd=REPOSITORY, check=True)
+        command = [str(Path(sys.executable).with_name("alto")), "tune", "examples/quickstart.yaml", "--json"]
+        started = time.monotonic()
+        with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True) as child:
+            watch = MemoryWatch(psutil.Process(child.pid))
+            watch.start()
+            output, _ = child.communicate()
+            watch.done.set()
+        if child.returncode:
+            raise SystemExit(f"alto tune ended with exit code {child.returncode}")
+    result = json.loads(output.strip().splitlines()[-1])
+    return {**result, "wall_seconds": time.monotonic() - started, "peak_bytes": watch.peak_bytes}
+
+
+def decisions(result: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What early exit decided, job by job."""
+    return sorted((row["job_id"], row["state"], row["step"], row["gate_rank"]) for row in result["leaderboard"])
+
+
+def quickstart() -> None:
+    first, second = run_quickstart(), run_quickstart()
+    if decisions(first) != decisions(second) or first["winner"] != second["winner"]:
+        raise SystemExit(f"two runs decided differently:\n{decisions(first)}\n{decisions(second)}")
+    test = {score["job_id"]: score["metric_value"] for score in first["scores"] if score["split"] == "test"}
+    winner, untuned = test[first["winner"]], test[None]
+    record_bar("main.quickstart_seconds", first["wall_seconds"], target="<= 600", unit="s", packages=PACKAGES)
+    record_bar("main.quickstart_peak_gib", first["peak_bytes"] / 2**30, target="<= 6", unit="GiB", packages=PACKAGES)
+    record_bar("main.exact_match_gain", winner["value"] - untuned["value"], target=">= 0.2", packages=PACKAGES)
+    record_bar("main.tracking_share", first["tracking_share"], target="<= 0.03", packages=PACKAGES)
+    print("| run | seconds | peak GiB | winner | exact match of winner | untuned | tracking share |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for number, result in enumerate((first, second), start=1):
+        print(
+            f"| {number} | {result['wall_seconds']:.0f} | {result['peak_bytes'] / 2**30:.2f} | {result['winner']} | "
+            f"{winner['value']:.3f} [{winner['low']:.3f}, {winner['high']:.3f}] | "
+            f"{untuned['value']:.3f} [{untuned['low']:.3f}, {untuned['high']:.3f}] | {result['tracking_share']:.4f} |"
+        )
+    print("same verdicts, same winner")
+
+
+def ci() -> None:
+    started = time.monotonic()
+    subprocess.run(["bash", ".ci/run"], cwd=REPOSITORY, check=True)
+    seconds = time.monotonic() - started
+    record_bar("main.ci_seconds", seconds, target="<= 1500", unit="s", packages=PACKAGES)
+    print(f"{seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    {"quickstart": quickstart, "ci": ci}[sys.argv[1]]()

@@ -1,0 +1,161 @@
+"""A real browser looks at a finished quickstart: MLflow's comparison page, Prefect's run page, the report.
+
+`ALTO_UPDATE_PICTURES=1` puts the screenshots into docs/images.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alto_core.domain import JobState, TaskState
+from alto_core.settings import Settings, load_settings
+from alto_core.store import JobRecord, Store, TaskRecord
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ALTO = Path(sys.executable).with_name("alto")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.smollm2,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.xdist_group("quickstart"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
+]
+
+
+def finished_quickstart(settings: Settings) -> TaskRecord | None:
+    if not (settings.home / "store.db").exists():
+        return None
+    finished = [t for t in Store(settings).tasks() if t.name == "word-reversal" and t.state is TaskState.FINISHED]
+    return finished[0] if finished else None
+
+
+@pytest.fixture(scope="module")
+def home(quickstart_folder: Path) -> Path:
+    """A workspace with a finished quickstart: what `make quickstart` left, or a run of our own."""
+    left = REPOSITORY / ".alto"
+    if finished_quickstart(load_settings({"ALTO_HOME": str(left)})):
+        return left
+    own = REPOSITORY / ".pytest_cache" / "quickstart-home"
+    if not finished_quickstart(load_settings({"ALTO_HOME": str(own)})):
+        command = [str(ALTO), "tune", "examples/quickstart.yaml", "--plain"]
+        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "ALTO_HOME": str(own)}, check=True)
+    return own
+
+
+@pytest.fixture(scope="module")
+def record(home: Path) -> TaskRecord:
+    found = finished_quickstart(load_settings({"ALTO_HOME": str(home)}))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def jobs(home: Path, record: TaskRecord) -> tuple[JobRecord, ...]:
+    return Store(load_settings({"ALTO_HOME": str(home)})).jobs(record.task_id)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def links(home: Path) -> Iterator[dict[str, str]]:
+    """`alto ui` with both servers up; the links it prints, by their labels."""
+    command = [str(ALTO), "ui", "--mlflow-port", str(free_port()), "--prefect-port", str(free_port())]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= {"ALTO_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        found: dict[str, str] = {}
+        try:
+            for line in child.stdout:
+                if match := re.match(r"(\S.*?)\s{2,}(http\S+)", line):
+                    found[match[1]] = match[2]
+                if "flow run" in line:
+                    break
+            yield found
+        finally:
+            child.send_signal(signal.SIGTERM)
+            child.stdout.read()
+            assert child.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser.new_page(viewport={"width": 1400, "height": 1000})
+        browser.close()
+
+
+def take_picture(page: Any, name: str) -> None:
+    """Into docs/images when asked to, else where it shows that the page can be painted."""
+    folder = REPOSITORY / ("docs/images" if os.environ.get("ALTO_UPDATE_PICTURES") else ".pytest_cache/pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=folder / f"{name}.png")
+
+
+def test_the_quickstart_ended_jobs_early_and_beat_the_untuned_model(
+    home: Path, record: TaskRecord, jobs: tuple[JobRecord, ...]
+) -> None:
+    from alto_core.report import TaskResult
+
+    assert len(jobs) >= 9
+    assert len({job.job.learning_rate for job in jobs}) >= 3
+    assert sum(job.state in (JobState.UNDERPERFORMING, JobState.DIVERGING, JobState.OVERFITTING) for job in jobs) >= 3
+    result = TaskResult.from_dict(record.result or {})
+    tuned, untuned = result.score(result.winner, "test"), result.score(None, "test")
+    assert tuned and untuned and tuned.metric_value and untuned.metric_value
+    assert tuned.metric_value.num_rows >= 200
+    assert tuned.metric_value.low > untuned.metric_value.high + 0.2
+    assert result.tracking_share is not None
+
+
+def test_mlflow_compares_all_jobs(page: Any, links: dict[str, str], jobs: tuple[JobRecord, ...]) -> None:
+    page.goto(links["its jobs compared"])
+    page.get_by_text("Parallel Coordinates").first.wait_for(timeout=60_000)
+    for job in jobs[:3]:
+        page.get_by_text(job.job_id).first.wait_for(timeout=30_000)
+    page.get_by_text("best_val_loss").first.wait_for(timeout=30_000)
+    take_picture(page, "mlflow-compare")
+
+
+def test_prefect_shows_the_stages_of_the_run(page: Any, links: dict[str, str], record: TaskRecord) -> None:
+    page.goto(links["its flow run"])
+    page.get_by_text(f"tune {record.task_id}").first.wait_for(timeout=60_000)
+    page.get_by_text("Completed").first.wait_for(timeout=30_000)
+    for stage in ("profile", "warmup", "gate", "continue", "evaluate", "register"):
+        page.get_by_text(stage, exact=True).first.wait_for(timeout=30_000)
+    take_picture(page, "prefect-run")
+
+
+def test_the_report_opens_without_a_network(page: Any, record: TaskRecord, jobs: tuple[JobRecord, ...]) -> None:
+    assert record.report_path
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(Path(record.report_path).as_uri())
+    for job in jobs:
+        assert page.get_by_text(job.job_id).count() > 0
+    assert page.locator("svg").count() >= 3
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    take_picture(page, "report")
