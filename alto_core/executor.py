@@ -15,8 +15,9 @@ from pathlib import Path
 
 from alto_core.budget import rows_of_step
 from alto_core.data.rows import TaskData, TokenRow
-from alto_core.domain import Boundary, Evaluation, JobBudget, LoraJob, StepRecord, Verdict
+from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, StepRecord, Verdict
 from alto_core.engine.engine import Engine
+from alto_core.errors import EngineError, ModelError
 
 MAX_EVAL_TOKENS = 8192
 """Tokens of one evaluation batch."""
@@ -66,6 +67,7 @@ class Executor:
     def __init__(self, engine: Engine, data: TaskData, *, data_seed: int):
         self._engine, self._data, self._data_seed = engine, data, data_seed
         self._with_best: set[str] = set()
+        self._failures: list[JobFailure] = []
 
     def run(self, runs: Sequence[JobRun]) -> Generator[Boundary, Sequence[Verdict], None]:
         """Train every stretch to its end, or until a verdict ends the job.
@@ -74,22 +76,26 @@ class Executor:
         left first, then any that fits. At the end of a stretch the job's state and best adapter lie in its folder.
 
         Yields:
-            A `Boundary` after each joint step at which a job was evaluated or became non-finite. Send the verdicts.
+            A `Boundary` after each joint step at which a job was evaluated or became non-finite, or when one could not
+            be admitted. Send the verdicts.
         """
         waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
         active: dict[str, _Active] = {}
+        self._failures = []
         self._backfill(waiting, active, None)
         measured = _Measured()
-        while active:
-            records = self._engine.step({job_id: self._rows(a) for job_id, a in active.items()})
+        while active or self._failures:
+            records = self._engine.step({job_id: self._rows(a) for job_id, a in active.items()}) if active else ()
             measured.steps.extend(records)
             for record in records:
                 active[record.job_id].step = record.step
             evaluations = self._evaluate_due(active)
-            if evaluations or any(_is_non_finite(record) for record in records):
+            if evaluations or self._failures or any(_is_non_finite(record) for record in records):
+                failures, self._failures = tuple(self._failures), []
                 verdicts = yield Boundary(
                     steps=tuple(measured.steps),
                     evaluations=evaluations,
+                    failures=failures,
                     running=tuple(active),
                     tokens_per_second=measured.tokens_per_second(),
                 )
@@ -141,12 +147,19 @@ class Executor:
             if not self._engine.fits(run.job):
                 continue
             waiting.remove(run)
-            if run.start_step:
-                self._engine.restore(run.job, run.budget, run.folder / "state")
-                self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation come this far
-            else:
-                self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
+            try:
+                self._admit(run)
+            except (EngineError, ModelError) as error:
+                self._failures.append(JobFailure(job_id=run.job.job_id, step=run.start_step, reason=str(error)))
+                continue
             active[run.job.job_id] = _Active(run, run.start_step)
+
+    def _admit(self, run: JobRun) -> None:
+        if run.start_step:
+            self._engine.restore(run.job, run.budget, run.folder / "state")
+            self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation come this far
+        else:
+            self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
 
 
 def _is_non_finite(record: StepRecord) -> bool:

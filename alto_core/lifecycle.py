@@ -1,6 +1,6 @@
 """A task's states around its stages: running while they run, then finished, failed or cancelled, whatever ended them.
 
-The same end is written to the store and to every MLflow run of the task that is still open.
+The same end is written to the store and to MLflow; jobs that have not ended by then are cancelled in both.
 """
 
 from __future__ import annotations
@@ -11,14 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from alto_core.domain import JobState, TaskState
-from alto_core.store import EventDraft, JobUpdate
+from alto_core.domain import TaskState
+from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
-
-JOB_STATE_OF_TASK = {
-    TaskState.FAILED: JobState.FAILED,
-    TaskState.CANCELLED: JobState.CANCELLED,
-}
 
 
 @contextmanager
@@ -45,12 +40,7 @@ def _end(workspace: Workspace, state: TaskState, message: str, started: float) -
     task_id, store = workspace.task_id, workspace.store
     seconds = time.monotonic() - started
     tracking_seconds = sum(event.numbers["seconds"] for event in store.events(task_id) if event.kind == "tracking")
-    if state in JOB_STATE_OF_TASK:
-        job_state = JOB_STATE_OF_TASK[state]
-        store.update_jobs(
-            task_id,
-            [JobUpdate(job_id=job_id, state=job_state, reason=message) for job_id in workspace.alive()],
-        )
+    if message:
         store.append_events(task_id, [EventDraft(kind="error", text=message)])
     workspace.update_result(
         seconds=seconds, tracking_share=tracking_seconds / max(seconds, 1e-9), peak_bytes=_peak_resident_bytes()

@@ -6,8 +6,10 @@ No weights are loaded and no GPU is touched in this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from alto_core.budget import job_budget, num_samples
 from alto_core.config import TuningTask
@@ -23,6 +25,7 @@ from alto_core.search_space import expand_search_space
 from alto_core.settings import Settings
 from alto_core.store import Store
 from alto_core.tracking import DatasetSummary, Tracker
+from alto_core.workspace import tracking_event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,8 @@ def plan_task(task: TuningTask) -> TaskPlan:
             expected="null for plain text, which has no prompt to answer",
             hint="Use prompt_completion or messages rows, or leave the metric out.",
         )
+    if task.init_adapter is not None:
+        _check_init_adapter(Path(task.init_adapter), jobs)
     budgets = {job.job_id: job_budget(job, task.budget, len(data.train.rows)) for job in jobs}
     return TaskPlan(task=task, data=data, jobs=jobs, budgets=budgets, module_counts=module_counts)
 
@@ -85,8 +90,27 @@ def create_task(plan: TaskPlan, task_id: str, settings: Settings) -> None:
     store.add_task(task_id, plan.task, plan.jobs, plan.budgets)
     result = TaskResult(num_train_rows=len(plan.data.train.rows), data_report=plan.data.report.to_dict())
     runs = Tracker(settings).open_task(plan.task, task_id, plan.jobs, _summarize(plan))
-    store.set_task_fields(task_id, parent_run_id=runs.parent_run_id, result=result.to_dict())
     runs.release()
+    store.set_task_fields(task_id, parent_run_id=runs.parent_run_id, result=result.to_dict())
+    store.append_events(task_id, [tracking_event(runs)])
+
+
+def _check_init_adapter(folder: Path, jobs: Sequence[LoraJob]) -> None:
+    """A PEFT folder of the rank that all jobs have; tensors are checked when a job is admitted."""
+    try:
+        lora_rank = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise TaskFileError(
+            "init_adapter", got=str(folder), expected="a PEFT folder with adapter_config.json"
+        ) from None
+    others = sorted({job.lora_rank for job in jobs} - {lora_rank})
+    if others:
+        raise TaskFileError(
+            "init_adapter",
+            got=f"an adapter of rank {lora_rank}",
+            expected=f"one of rank {others[0]}, as the search space has",
+            hint=f"Set search_space.lora_rank to {lora_rank}.",
+        )
 
 
 def _summarize(plan: TaskPlan) -> DatasetSummary:

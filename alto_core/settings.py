@@ -53,7 +53,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 def prepare_environment(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:
     """Set what the libraries read at import: no telemetry, the embedded Prefect under `ALTO_HOME`, time for its start.
 
-    A variable that is already set stays as it is. Creates `ALTO_HOME`, without which Prefect cannot make its own folder.
+    A variable that is already set stays as it is. Creates `ALTO_HOME`, without which Prefect cannot make its folder.
     Call it before prefect or mlflow are imported.
     """
     settings.home.mkdir(parents=True, exist_ok=True)

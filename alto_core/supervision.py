@@ -9,7 +9,7 @@ import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from alto_core.domain import Boundary, GateDecision, JobOutcome, JobState, Verdict
+from alto_core.domain import Boundary, GateDecision, JobFailure, JobOutcome, JobState, Verdict
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
@@ -39,7 +39,7 @@ class Supervisor:
             curves = self._record(boundary)
             verdicts = self._judge(boundary, curves)
             following = _advance(session, verdicts)
-            for verdict in verdicts:
+            for verdict in (*verdicts, *map(_as_verdict, boundary.failures)):
                 self._end(by_id[verdict.job_id].folder, curves[verdict.job_id], verdict)
             self._finish_spent(boundary, curves, by_id, {verdict.job_id for verdict in verdicts})
             boundary = following
@@ -84,7 +84,7 @@ class Supervisor:
                 for job_id, record in last.items()
             ],
         )
-        curves = self._runs.read_curves(list(last))
+        curves = self._runs.read_curves([*last, *(failure.job_id for failure in boundary.failures)])
         self._store.update_jobs(self._task_id, [_best_so_far(curve) for curve in curves.values()])
         self._store.append_events(self._task_id, _evaluation_events(boundary))
         return curves
@@ -160,6 +160,10 @@ def _advance(session: Generator[Boundary, Sequence[Verdict], None], verdicts: Se
         return session.send(verdicts)
     except StopIteration:
         return None
+
+
+def _as_verdict(failure: JobFailure) -> Verdict:
+    return Verdict(job_id=failure.job_id, state=JobState.FAILED, step=failure.step, reason=failure.reason, evidence={})
 
 
 def _best_so_far(curve: Curve) -> JobUpdate:

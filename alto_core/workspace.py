@@ -136,17 +136,13 @@ class Workspace:
 
     @contextmanager
     def tracked(self) -> Iterator[TaskRuns]:
-        """The task's MLflow runs. When the block ends everything logged is written, and the time it took is recorded."""
+        """The task's MLflow runs. When the block ends everything logged is written, and its cost is recorded."""
         runs = Tracker(self.settings).task_runs(self.task_id)
         try:
             yield runs
         finally:
             runs.release()
-            seconds = runs.seconds_spent
-            self.store.append_events(
-                self.task_id,
-                [EventDraft(kind="tracking", text=f"{seconds:.2f} s in MLflow", numbers={"seconds": seconds})],
-            )
+            self.store.append_events(self.task_id, [tracking_event(runs)])
 
     @contextmanager
     def engine(self, job_ids: Sequence[str], *, num_slots: int) -> Iterator[Engine]:
@@ -168,3 +164,9 @@ class Workspace:
         """Show the task in this stage."""
         self.store.set_stage(self.task_id, stage)
         self.store.append_events(self.task_id, [EventDraft(kind="stage", text=stage)])
+
+
+def tracking_event(runs: TaskRuns) -> EventDraft:
+    """How long callers waited for MLflow; the sum over a task is its tracking share."""
+    seconds = runs.seconds_spent
+    return EventDraft(kind="tracking", text=f"{seconds:.2f} s in MLflow", numbers={"seconds": seconds})

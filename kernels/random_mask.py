@@ -38,6 +38,11 @@ def segment_seed(*, job_seed: int, update: int, micro_step: int) -> int:
     return seed
 
 
+def drop_threshold(dropout: float) -> int:
+    """Elements whose hash, an unsigned 32-bit number, is below this are dropped."""
+    return min(round(dropout * (1 << 32)), _BITS_32)
+
+
 def keep_mask(
     *, seed: int, layer_index: int, num_tokens: int, width: int, dropout: float, device: torch.device
 ) -> Tensor:
@@ -57,8 +62,7 @@ def keep_mask(
     feature_keys_I = _mix32_(torch.arange(width, dtype=torch.int32, device=device).mul_(_signed(_GOLDEN)))
     hashes_tI = _mix32_(token_keys_t[:, None] ^ feature_keys_I)
     # Flipping the top bit makes signed order equal to unsigned order.
-    threshold = min(round(dropout * (1 << 32)), _BITS_32) - (1 << 31)
-    return hashes_tI.bitwise_xor_(_signed(1 << 31)) >= threshold
+    return hashes_tI.bitwise_xor_(_signed(1 << 31)) >= drop_threshold(dropout) - (1 << 31)
 
 
 def _mix32_(values: Tensor) -> Tensor:

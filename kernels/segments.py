@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.random_mask import drop_threshold
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSpec:
@@ -64,13 +66,53 @@ class Segments:
     """float32."""
     dropout_S: Tensor
     """float32."""
+    dropout_thresholds_S: Tensor
+    """int32, the bit pattern of the unsigned number below which `random_mask` drops."""
     dropout_seeds_S: Tensor
     """int32, the bit pattern of an unsigned seed."""
     on_host: tuple[HostSegment, ...]
+    rank_limit: int
+    """No segment's rank is larger, also after `overwrite_with`. Kernels lay out their grids by it."""
 
     @property
     def num_tokens(self) -> int:
         return sum(segment.num_tokens for segment in self.on_host)
+
+    @property
+    def count(self) -> int:
+        return len(self.on_host)
+
+    @property
+    def has_dropout(self) -> bool:
+        return any(segment.dropout for segment in self.on_host)
+
+    @property
+    def shrunk_width(self) -> int:
+        """Columns of a buffer that holds x A^T of any segment: the rank limit, rounded up to 16."""
+        return -(-self.rank_limit // 16) * 16
+
+    @property
+    def kernel_arguments(self) -> tuple[Tensor, ...]:
+        """What kernels read on the device, in the order in which they take it."""
+        where = (self.token_offsets_S1, self.rank_offsets_S, self.ranks_S)
+        return (*where, self.scales_S, self.dropout_S, self.dropout_thresholds_S, self.dropout_seeds_S)
+
+    def overwrite_with(self, other: Segments) -> None:
+        """Copy the other segments' device tensors into these, for a captured CUDA graph that reads them.
+
+        The plain values stay as they were: only kernels may run on these segments afterwards.
+
+        Raises:
+            ValueError: the other has another number of segments, a larger rank, or dropout where these have none.
+        """
+        if other.count != self.count or other.rank_limit > self.rank_limit or other.has_dropout > self.has_dropout:
+            raise ValueError(
+                f"expected {self.count} segments of rank {self.rank_limit} at most"
+                f"{'' if self.has_dropout else ' without dropout'}, but got {other.count} of rank {other.rank_limit}"
+                f"{' with dropout' if other.has_dropout else ''}: capture a graph for those"
+            )
+        for own, new in zip(self.kernel_arguments, other.kernel_arguments, strict=True):
+            own.copy_(new)
 
     @property
     def active(self) -> tuple[HostSegment, ...]:
@@ -80,23 +122,26 @@ class Segments:
     def without(self, excluded: Collection[int]) -> Segments:
         """The same tokens, but the segments of these indices pass the base layer alone."""
         specs = [dataclasses.replace(s, lora_rank=0) if i in excluded else s for i, s in enumerate(self.on_host)]
-        return make_segments(specs, self.token_offsets_S1.device)
+        return make_segments(specs, self.token_offsets_S1.device, rank_limit=self.rank_limit)
 
     def repeated(self, tokens_per_row: int) -> Segments:
         """Segments made over rows, seen over tokens: every row becomes that many tokens ([B, L, width] inputs)."""
         specs = [dataclasses.replace(s, num_tokens=s.num_tokens * tokens_per_row) for s in self.on_host]
-        return make_segments(specs, self.token_offsets_S1.device)
+        return make_segments(specs, self.token_offsets_S1.device, rank_limit=self.rank_limit)
 
 
-def make_segments(specs: Sequence[SegmentSpec], device: torch.device | str = "cpu") -> Segments:
+def make_segments(
+    specs: Sequence[SegmentSpec], device: torch.device | str = "cpu", *, rank_limit: int | None = None
+) -> Segments:
     """Lay the segments out one after another.
 
     Args:
         specs: in the order of their tokens; empty ones are allowed.
         device: where the tensors go.
+        rank_limit: the largest rank that these segments may ever get; None: the largest of `specs`.
 
     Raises:
-        ValueError: a count is negative or a dropout is outside [0, 1).
+        ValueError: a count is negative, a dropout is outside [0, 1), or a rank is above the limit.
     """
     placed, start = [], 0
     for spec in specs:
@@ -107,6 +152,9 @@ def make_segments(specs: Sequence[SegmentSpec], device: torch.device | str = "cp
         values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(SegmentSpec)}
         placed.append(HostSegment(**values, token_start=start))
         start += spec.num_tokens
+    largest = max((s.lora_rank for s in placed), default=0)
+    if rank_limit is not None and largest > rank_limit:
+        raise ValueError(f"ranks must be at most {rank_limit}, but got {largest}")
 
     def column(values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
@@ -117,8 +165,10 @@ def make_segments(specs: Sequence[SegmentSpec], device: torch.device | str = "cp
         ranks_S=column([s.lora_rank for s in placed], torch.int32),
         scales_S=column([s.scale for s in placed], torch.float32),
         dropout_S=column([s.dropout for s in placed], torch.float32),
+        dropout_thresholds_S=column([_as_signed(drop_threshold(s.dropout)) for s in placed], torch.int32),
         dropout_seeds_S=column([_as_signed(s.dropout_seed) for s in placed], torch.int32),
         on_host=tuple(placed),
+        rank_limit=max(1, largest if rank_limit is None else rank_limit),
     )
 
 

@@ -147,3 +147,16 @@ def test_a_job_that_becomes_non_finite_is_shown_at_once_and_harms_nobody(
     finite = [math.isfinite(loss) for loss in curve(both, wild).values()]
     assert not all(finite), "the wild job is meant to become non-finite"
     assert len(both) == 1 + finite.count(False), "each non-finite step makes a boundary of its own"
+
+
+def test_a_job_that_cannot_be_admitted_fails_alone(plan: TaskPlan, tmp_path: Path) -> None:
+    train(plan, [run for run in runs_of(plan, tmp_path / "start") if run.job.lora_rank == 4][:1])
+    (adapter,) = (tmp_path / "start").glob("*/adapter")
+    runs = [dataclasses.replace(run, init_adapter=adapter) for run in runs_of(plan, tmp_path / "b")]
+    boundaries = train(plan, runs)
+    failed = {failure.job_id: failure.reason for b in boundaries for failure in b.failures}
+    assert set(failed) == {job.job_id for job in plan.jobs if job.lora_rank == 2}
+    assert all("r=4, expected 2" in reason for reason in failed.values())
+    for job in plan.jobs:
+        if job.lora_rank == 4:
+            assert len(curve(boundaries, job)) == plan.budgets[job.job_id].total_steps

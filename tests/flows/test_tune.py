@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from alto_core.config import TuningTask
 from alto_core.domain import JobState, TaskState
-from alto_core.errors import DataError, EngineError
+from alto_core.errors import DataError, EngineError, TaskFileError
 from alto_core.settings import load_settings
 from alto_core.store import Store
 from alto_core.tracking import Tracker
@@ -90,6 +90,21 @@ def test_a_task_whose_jobs_all_diverge_fails_with_the_reason(tiny_task: Callable
     assert task.state is TaskState.FAILED
     assert "no job left an adapter" in task.message
     assert {record.state for record in Store(load_settings()).jobs(task.task_id)} == {JobState.DIVERGING}
+
+
+def test_a_task_can_start_from_an_adapter_of_the_same_rank(tiny_task: Callable[..., TuningTask]) -> None:
+    space = {"learning_rate": 1e-2, "lora_rank": 4, "adapter_batch_size": 4}
+    first = tune(tiny_task(search_space=space))
+    again = tune(tiny_task(search_space=space, init_adapter=str(first.adapter_folder)))
+    curves = [
+        Tracker(load_settings()).task_runs(result.task_id).read_curves()[result.winner] for result in (first, again)
+    ]
+    assert curves[1].val_losses[0] < min(curves[0].val_losses[:5])
+    other = tiny_task(search_space=space | {"lora_rank": [2, 4]}, init_adapter=str(first.adapter_folder))
+    with pytest.raises(TaskFileError, match=r"init_adapter: got an adapter of rank 4, expected one of rank 2"):
+        tune(other)
+    with pytest.raises(TaskFileError, match=r"init_adapter: got .*no-such"):
+        tune(tiny_task(search_space=space, init_adapter=str(first.adapter_folder / "no-such")))
 
 
 def test_bad_data_is_refused_before_anything_is_created(tiny_task: Callable[..., TuningTask], tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+"""S = drop(x) A^T in Triton, for up to three projections that read the same x; also dS = scale dy B^T.
+
+One program makes BLOCK_TOKENS x BLOCK_RANK of S for every projection, so x is read once. Rank tiles beyond a job's rank
+end at once. When there are too few tiles to fill the GPU, the reduction is split and partial sums are stored in
+float32; whoever reads S adds them up in order.
+
+Shape suffixes: see `segments`; P projections, K splits of the reduction, Q rank limit rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.segments import Segments
+from kernels.triton_tiles import dropped, load_mask_state, locate_tile
+from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, padded_segments, rank_block
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def shrink_kernel(
+    x, w0, w1, w2, s,
+    token_offsets, rank_offsets, ranks, scales, dropouts, thresholds, seeds,
+    num_segments, num_tokens, num_rank_tiles, layer0, layer1, layer2,
+    width, split_width, x_stride, w_stride, s_stride,
+    PROJECTIONS: tl.constexpr, SCALED: tl.constexpr, DROPOUT: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0) // num_rank_tiles
+    rank_start = (tl.program_id(0) % num_rank_tiles) * BLOCK_RANK
+    split = tl.program_id(1)
+    segment, first, start, end = locate_tile(token_offsets, num_segments, slot, BLOCK_TOKENS, SEGMENTS)
+    if first >= end:
+        return
+    rank = tl.load(ranks + segment)
+    if rank_start >= rank:
+        return
+    t = tl.arange(0, BLOCK_TOKENS)
+    r = tl.arange(0, BLOCK_RANK)
+    k = tl.arange(0, BLOCK_WIDTH)
+    live_t = first + t < end
+    live_r = rank_start + r < rank
+    x_rows = x + first.to(tl.int64) * x_stride + t[:, None] * x_stride
+    w_rows = (tl.load(rank_offsets + segment) + rank_start + r).to(tl.int64)[None, :] * w_stride
+    if DROPOUT:
+        seed, threshold, keep_scale = load_mask_state(seeds, thresholds, dropouts, segment)
+    acc0 = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
+    acc1 = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
+    acc2 = tl.zeros([BLOCK_TOKENS, BLOCK_RANK], tl.float32)
+    k_end = tl.minimum((split + 1) * split_width, width)
+    for k_start in range(split * split_width, k_end, BLOCK_WIDTH):
+        feature = k_start + k
+        if EVEN:
+            x_mask, w_mask = live_t[:, None], live_r[None, :]
+        else:
+            x_mask, w_mask = (
+                live_t[:, None] & (feature < k_end)[None, :],
+                live_r[None, :] & (feature < k_end)[:, None],
+            )
+        x_tile = tl.load(x_rows + feature[None, :], mask=x_mask, other=0.0)
+        w_tile = tl.load(w0 + w_rows + feature[:, None], mask=w_mask, other=0.0).to(x_tile.dtype)
+        x_kept = x_tile
+        if DROPOUT:
+            x_kept = dropped(x_tile, seed, layer0, first - start + t, feature, threshold, keep_scale)
+        acc0 = tl.dot(x_kept, w_tile, acc0, input_precision=PRECISION)
+        if PROJECTIONS > 1:
+            w_tile = tl.load(w1 + w_rows + feature[:, None], mask=w_mask, other=0.0).to(x_tile.dtype)
+            if DROPOUT:
+                x_kept = dropped(x_tile, seed, layer1, first - start + t, feature, threshold, keep_scale)
+            acc1 = tl.dot(x_kept, w_tile, acc1, input_precision=PRECISION)
+        if PROJECTIONS > 2:
+            w_tile = tl.load(w2 + w_rows + feature[:, None], mask=w_mask, other=0.0).to(x_tile.dtype)
+            if DROPOUT:
+                x_kept = dropped(x_tile, seed, layer2, first - start + t, feature, threshold, keep_scale)
+            acc2 = tl.dot(x_kept, w_tile, acc2, input_precision=PRECISION)
+    if SCALED:
+        acc0 *= tl.load(scales + segment)
+    plane = num_tokens.to(tl.int64) * s_stride
+    s_tile = s + split * plane + first.to(tl.int64) * s_stride + t[:, None] * s_stride + (rank_start + r)[None, :]
+    s_mask = live_t[:, None] & live_r[None, :]
+    tl.store(s_tile, acc0.to(s.dtype.element_ty), mask=s_mask)
+    if PROJECTIONS > 1:
+        tl.store(s_tile + SPLITS * plane, acc1.to(s.dtype.element_ty), mask=s_mask)
+    if PROJECTIONS > 2:
+        tl.store(s_tile + 2 * SPLITS * plane, acc2.to(s.dtype.element_ty), mask=s_mask)
+
+
+def shrink(
+    x_TI: Tensor,
+    weights_RI: Sequence[Tensor],
+    segments: Segments,
+    layer_indices: Sequence[int],
+    *,
+    scaled: bool = False,
+    dropout: bool = True,
+    tiles: Tiles | None = None,
+    into_PKTQ: Tensor | None = None,
+) -> Tensor:
+    """S [P, K, T, Q] of up to three projections; only the columns below a job's rank are written.
+
+    Args:
+        x_TI: rows contiguous; bfloat16, float16 or float32.
+        weights_RI: A of each projection, of one row stride; any float dtype.
+        segments: of the T tokens.
+        layer_indices: one per projection.
+        scaled: multiply by the segment's scale (one projection).
+        dropout: False ignores the segments' dropout.
+        tiles: other than the table's.
+        into_PKTQ: from `new_shrunk`; its number of splits is kept to.
+    """
+    count, (num_tokens, width) = len(weights_RI), x_TI.shape
+    assert 1 <= count <= 3, "three projections at most share an input"
+    assert not (scaled and count > 1), "only dS is scaled, and that comes from one dy"
+    assert all(w.stride() == weights_RI[0].stride() for w in weights_RI), "one row stride"
+    tiles = tiles or choose_tiles("shrink", num_tokens, width)
+    block_width = min(tiles.block_width, max(16, triton.next_power_of_2(width)))
+    block = rank_block(segments)
+    num_rank_tiles = triton.cdiv(segments.rank_limit, block)
+    s = into_PKTQ if into_PKTQ is not None else new_shrunk(x_TI, count, segments, tiles.splits)
+    splits = s.shape[1]
+    split_width = triton.cdiv(triton.cdiv(width, splits), block_width) * block_width
+    slots = num_tokens // tiles.block_tokens + segments.count
+    w = [*weights_RI, weights_RI[0], weights_RI[0]]
+    layers = [*layer_indices, 0, 0]
+    shrink_kernel[(slots * num_rank_tiles, splits)](
+        x_TI, w[0], w[1], w[2], s, *segments.kernel_arguments,
+        segments.count, num_tokens, num_rank_tiles, layers[0], layers[1], layers[2],
+        width, split_width, x_TI.stride(0), w[0].stride(0), s.stride(2),
+        PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and segments.has_dropout, SPLITS=splits,
+        BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=block, BLOCK_WIDTH=block_width, SEGMENTS=padded_segments(segments),
+        EVEN=width % block_width == 0, PRECISION="ieee" if x_TI.dtype == torch.float32 else "tf32",
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    return s
+
+
+def new_shrunk(like: Tensor, count: int, segments: Segments, splits: int) -> Tensor:
+    """Room for S [P, K, T, Q] of as many tokens as `like` has, in its dtype, or in float32 for partial sums."""
+    shape = (count, splits, like.shape[0], segments.shrunk_width)
+    return like.new_empty(shape, dtype=like.dtype if splits == 1 else torch.float32)

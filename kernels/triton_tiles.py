@@ -1,0 +1,64 @@
+"""What the Triton kernels share: from program to segment tile, the dropout mask, loading a shrunk tile.
+
+A token tile never spans two segments. Tile slots are laid out without a prefix sum: segment s begins at slot
+`start_s // TILE + s`, which leaves room for every segment's tiles whatever the lengths are, so `T // TILE + S` programs
+reach everything and the offsets are read on the device alone. Slots without tokens end at once.
+
+Shape suffixes: see `segments`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def locate_tile(token_offsets, num_segments, slot, tile_tokens, SEGMENTS: tl.constexpr):
+    """Segment of a tile slot, the tile's first token, and the segment's start and end. first >= end: nothing there."""
+    index = tl.arange(0, SEGMENTS)
+    starts = tl.load(token_offsets + index, mask=index < num_segments, other=0)
+    is_before = (starts // tile_tokens + index <= slot) & (index < num_segments)
+    segment = tl.sum(is_before.to(tl.int32), 0) - 1
+    start = tl.load(token_offsets + segment)
+    end = tl.load(token_offsets + segment + 1)
+    first = start + (slot - start // tile_tokens - segment) * tile_tokens
+    return segment, first, start, end
+
+
+@triton.jit
+def mix32(value):
+    """`random_mask.mix32` of uint32 values."""
+    value = value ^ (value >> 16)
+    value = value * 0x7FEB352D
+    value = value ^ (value >> 15)
+    value = value * 0x846CA68B
+    return value ^ (value >> 16)
+
+
+@triton.jit
+def dropped(values, seed, layer_index, token_in_segment, feature, threshold, keep_scale):
+    """Zero what `random_mask.keep_mask` drops in a float32 or x-typed [tokens, features] tile, scale up the rest."""
+    golden = tl.full([], 0x9E3779B9, tl.uint32)
+    layer_seed = mix32(seed ^ mix32(layer_index.to(tl.uint32) + golden))
+    token_key = mix32(layer_seed + token_in_segment.to(tl.uint32))
+    feature_key = mix32(feature.to(tl.uint32) * golden)
+    keep = mix32(token_key[:, None] ^ feature_key[None, :]) >= threshold
+    return tl.where(keep, values.to(tl.float32) * keep_scale, 0.0).to(values.dtype)
+
+
+@triton.jit
+def load_mask_state(seeds, thresholds, dropouts, segment):
+    """What `dropped` needs to know of a segment."""
+    seed = tl.load(seeds + segment).to(tl.uint32, bitcast=True)
+    threshold = tl.load(thresholds + segment).to(tl.uint32, bitcast=True)
+    return seed, threshold, 1.0 / (1.0 - tl.load(dropouts + segment))
+
+
+@triton.jit
+def load_shrunk(pointers, mask, split_stride, SPLITS: tl.constexpr):
+    """A tile of S; the partial sums of a split shrink are added in a fixed order."""
+    total = tl.load(pointers, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(pointers + split * split_stride, mask=mask, other=0.0)
+    return total
