@@ -20,7 +20,7 @@ from alto_core.domain import JobBudget, LoraJob
 from alto_core.early_exit.policy import make_policy
 from alto_core.engine.target_modules import check_target_modules, linear_endings
 from alto_core.errors import TaskFileError
-from alto_core.report.values import TaskResult
+from alto_core.result import TaskResult
 from alto_core.search_space import expand_search_space
 from alto_core.settings import Settings
 from alto_core.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from alto_core.report import build_report
-from alto_core.report.values import RegisteredVersion
+from alto_core.result import RegisteredVersion
 from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alto_core.domain import GateDecision
 from alto_core.executor import Executor
-from alto_core.report.values import GateRecord
+from alto_core.result import GateRecord
 from alto_core.supervision import Supervisor
 from alto_core.tracking import TaskRuns
 from alto_core.workspace import Workspace

@@ -24,7 +24,7 @@ from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.executor import JobRun
-from alto_core.report.values import TaskResult
+from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
 from alto_core.store import EventDraft, JobRecord, Store
 from alto_core.tracking import TaskRuns, Tracker

@@ -16,7 +16,7 @@ from alto_core.lifecycle import running
 from alto_core.preparation import create_task, plan_task
 from alto_core.registration import publish_report
 from alto_core.report import count_samples, job_rows, leaderboard_table
-from alto_core.report.values import RegisteredVersion
+from alto_core.result import RegisteredVersion
 from alto_core.settings import load_settings, prepare_environment
 from alto_core.store import Store
 from alto_core.workspace import Workspace

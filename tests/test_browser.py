@@ -118,7 +118,7 @@ def take_picture(page: Any, name: str) -> None:
 def test_the_quickstart_ended_jobs_early_and_beat_the_untuned_model(
     home: Path, record: TaskRecord, jobs: tuple[JobRecord, ...]
 ) -> None:
-    from alto_core.report import TaskResult
+    from alto_core.result import TaskResult
 
     assert len(jobs) >= 9
     assert len({job.job.learning_rate for job in jobs}) >= 3

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from alto_core.report.leaderboard import LeaderboardRow, SampleCount, count_samples, leaderboard, leaderboard_table
 from alto_core.report.load import build_report, job_rows
-from alto_core.report.values import GateRecord, JobRow, RegisteredVersion, ReportData, StageTime, TaskFacts, TaskResult
+from alto_core.report.values import JobRow, ReportData, StageTime, TaskFacts
 
 __all__ = [
-    "GateRecord",
     "JobRow",
     "LeaderboardRow",
-    "RegisteredVersion",
     "ReportData",
     "SampleCount",
     "StageTime",
     "TaskFacts",
-    "TaskResult",
     "build_report",
     "count_samples",
     "job_rows",

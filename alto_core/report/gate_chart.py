@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from alto_core import wording
 from alto_core.domain import GateEntry
 from alto_core.report.svg import Canvas, Scale
-from alto_core.report.values import GateRecord, JobRow
+from alto_core.report.values import JobRow
+from alto_core.result import GateRecord
 
 REASON_TEXT: Mapping[str, str] = {
     "top": "kept: among the best",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from alto_core.budget import num_samples
 from alto_core.domain import Interval, JobState
-from alto_core.report.values import JobRow, TaskResult
+from alto_core.report.values import JobRow
+from alto_core.result import TaskResult
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,8 @@ import yaml
 
 from alto_core.data.report import DataReport
 from alto_core.report.page import render_page
-from alto_core.report.values import ExitTime, JobRow, ReportData, StageTime, TaskFacts, TaskResult
+from alto_core.report.values import ExitTime, JobRow, ReportData, StageTime, TaskFacts
+from alto_core.result import TaskResult
 from alto_core.settings import Settings
 from alto_core.store import EventRecord, JobRecord, Store, TaskRecord
 

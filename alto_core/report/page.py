@@ -20,7 +20,8 @@ from alto_core.report.gate_chart import gate_chart
 from alto_core.report.leaderboard import SampleCount, count_samples, leaderboard
 from alto_core.report.score_chart import loss_chart, metric_chart
 from alto_core.report.svg import printable
-from alto_core.report.values import GateRecord, ReportData
+from alto_core.report.values import ReportData
+from alto_core.result import GateRecord
 
 WIDE, NARROW = 880.0, 360.0
 HALF = 420.0

@@ -15,9 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 from alto_core.errors import AltoError
+from flows.cli.interruption import CANCELLED_EXIT_CODE
 
 JSON_REQUESTED = "alto.json"
-CANCELLED_EXIT_CODE = 130
 
 
 class _AltoGroup(TyperGroup):

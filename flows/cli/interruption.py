@@ -7,6 +7,9 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+CANCELLED_EXIT_CODE = 130
+"""Of a command that Ctrl-C or SIGTERM ended: 128 + SIGINT, as shells have it."""
+
 
 @contextlib.contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:

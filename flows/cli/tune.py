@@ -22,8 +22,7 @@ from alto_core.domain import TaskState
 from alto_core.errors import AltoError, StoreError
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store
-from flows.cli.app import CANCELLED_EXIT_CODE
-from flows.cli.interruption import sigterm_as_ctrl_c
+from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
 from flows.cli.lines import json_line, plain_lines
 from flows.cli.live_view import render_head, render_view
 from flows.cli.outcome import outcome_object, print_outcome

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from alto_core.domain import JobState, Stage, TaskState
 from alto_core.errors import StoreError
-from alto_core.report import JobRow, SampleCount, TaskResult, count_samples
+from alto_core.report import JobRow, SampleCount, count_samples
 from alto_core.report.load import job_rows
+from alto_core.result import TaskResult
 from alto_core.store import EventRecord, Store, TaskRecord
 
 RECENT_EVENTS = 6

@@ -10,8 +10,9 @@ import pytest
 
 from alto_core.domain import GateEntry, Interval, JobState, LoraJob, Score, TaskState
 from alto_core.early_exit.curves import Curve
-from alto_core.report import GateRecord, JobRow, RegisteredVersion, ReportData, StageTime, TaskFacts, TaskResult
+from alto_core.report import JobRow, ReportData, StageTime, TaskFacts
 from alto_core.report.values import ExitTime
+from alto_core.result import GateRecord, RegisteredVersion, TaskResult
 
 TOTAL_STEPS, WARMUP_STEPS = 40, 4
 FATES = (

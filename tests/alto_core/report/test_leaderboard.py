@@ -9,7 +9,8 @@ import math
 import pytest
 
 from alto_core.domain import Interval, JobState, LoraJob, Score
-from alto_core.report import JobRow, ReportData, TaskResult, count_samples, leaderboard, leaderboard_table
+from alto_core.report import JobRow, ReportData, count_samples, leaderboard, leaderboard_table
+from alto_core.result import TaskResult
 
 
 def _row(rate: float, state: JobState, loss: float | None, step: int = 10, batch: int = 4) -> JobRow:

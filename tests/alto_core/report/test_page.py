@@ -12,8 +12,9 @@ from xml.etree import ElementTree
 import pytest
 
 from alto_core.domain import JobState, TaskState
-from alto_core.report import ReportData, TaskResult
+from alto_core.report import ReportData
 from alto_core.report.page import render_page
+from alto_core.result import TaskResult
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 

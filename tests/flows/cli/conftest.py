@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from alto_core.config import TuningTask, parse_task
 from alto_core.domain import GateEntry, Interval, JobBudget, JobState, LoraJob, Score, Stage, TaskState
-from alto_core.report import GateRecord, RegisteredVersion, TaskResult
+from alto_core.result import GateRecord, RegisteredVersion, TaskResult
 from alto_core.settings import Settings
 from alto_core.store import EventDraft, JobUpdate, Store
 from flows.cli.app import app

@@ -19,7 +19,7 @@ import yaml
 from alto_core.config import TuningTask
 from alto_core.domain import JobBudget, JobState, Stage, TaskState
 from alto_core.errors import DataError, EngineError
-from alto_core.report import TaskResult
+from alto_core.result import TaskResult
 from alto_core.settings import Settings
 from alto_core.store import EventDraft, JobUpdate, Store
 from flows.cli import tune as tune_module

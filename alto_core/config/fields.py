@@ -1,0 +1,50 @@
+"""Field types that sections share: names, bounded finite numbers, one-or-many values; and the base of a section."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Names become folders, MLflow keys and URLs: letters, digits, dot, dash, underscore; no leading dot."""
+
+
+def _check_name(value: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, value):
+        raise ValueError("a name of 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+    return value
+
+
+def _check_finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("a finite number")
+    return value
+
+
+def one_or_more(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def unique(values: list[Any]) -> list[Any]:
+    if len({repr(v) for v in values}) != len(values):
+        raise ValueError("values without repetition")
+    return values
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_check_finite)]
+NonNegative = Annotated[float, Field(ge=0), AfterValidator(_check_finite)]
+Dropout = Annotated[float, Field(ge=0, lt=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+LoraRank = Annotated[int, Field(ge=1, le=1024)]
+ModuleNames = Annotated[list[str], BeforeValidator(one_or_more), Field(min_length=1), AfterValidator(unique)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, and no value is coerced: `true` is not 1, `"8"` is not 8."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)

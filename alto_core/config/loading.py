@@ -1,0 +1,132 @@
+"""From a file or a mapping to a checked `TuningTask`; a wrong field becomes a `TaskFileError` that names it."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from alto_core.config.task import SplitSection, TuningTask
+from alto_core.errors import TaskFileError
+
+
+def load_task(path: str | Path) -> TuningTask:
+    """Read and check a task file. Relative paths in it are taken from the file's folder.
+
+    Raises:
+        TaskFileError: the file is missing, is no YAML mapping, or a field is wrong.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TaskFileError("file", got="no such file", expected="a task file in YAML", file=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskFileError("file", got=str(error), expected="a readable UTF-8 text file", file=path) from None
+    try:
+        content = yaml.load(text, Loader=_TaskLoader)  # noqa: S506 - a SafeLoader subclass
+    except yaml.YAMLError as error:
+        raise TaskFileError("file", got=" ".join(str(error).split()), expected="valid YAML", file=path) from None
+    task = parse_task(content, file=path)
+    return _with_absolute_paths(task, path.resolve().parent)
+
+
+def parse_task(content: Any, *, file: Path | str | None = None) -> TuningTask:
+    """Check a mapping with the fields of a task file.
+
+    Raises:
+        TaskFileError: names the first wrong field, what it held, and what is expected.
+    """
+    if not isinstance(content, dict):
+        raise TaskFileError(
+            "file", got=type(content).__name__, expected="a mapping of fields such as `name:` and `model:`", file=file
+        )
+    content = _with_default_strategy(content)
+    try:
+        return TuningTask.model_validate(content)
+    except ValidationError as error:
+        raise _as_task_file_error(error, file) from None
+
+
+class _TaskLoader(yaml.SafeLoader):
+    """YAML 1.2 numbers (`1e-4` is a number) and no repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if repr(key) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(repr(key))
+        return super().construct_mapping(node, deep)
+
+
+_TaskLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _with_default_strategy(content: dict[Any, Any]) -> dict[Any, Any]:
+    """`strategy` may be left out: a list of jobs is a list, all else is a grid."""
+    space = content.get("search_space")
+    if isinstance(space, dict) and "strategy" not in space:
+        return {**content, "search_space": {**space, "strategy": "list" if "jobs" in space else "grid"}}
+    return content
+
+
+def _as_task_file_error(error: ValidationError, file: Path | str | None) -> TaskFileError:
+    first = error.errors()[0]
+    shown = [part for part in first["loc"] if not _is_union_tag(part)]
+    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in shown).lstrip(".") or "file"
+    if first["type"] == "extra_forbidden":
+        return TaskFileError(field, got="an unknown key", expected="a known one", hint="Check the spelling.", file=file)
+    if first["type"] == "missing":
+        return TaskFileError(field, got="nothing", expected="a value", hint="Add this field.", file=file)
+    expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    hint = "Remove the quotes around the number." if _is_quoted_number(first["input"]) else ""
+    return TaskFileError(field, got=_shorten(first["input"]), expected=expected, hint=hint, file=file)
+
+
+def _is_union_tag(part: int | str) -> bool:
+    """pydantic puts the names of union branches into the location; they mean nothing to a user."""
+    return isinstance(part, str) and (part in ("grid", "random", "list") or "[" in part or part == "LogRange")
+
+
+def _is_quoted_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _with_absolute_paths(task: TuningTask, folder: Path) -> TuningTask:
+    """Turn each relative name that exists beside the task file into an absolute path; all else stays a hub id."""
+
+    def resolve(name: str | None) -> str | None:
+        if name is None:
+            return None
+        candidate = folder / Path(name).expanduser()
+        looks_local = name.startswith((".", "/", "~")) or Path(name).suffix in (".jsonl", ".json", ".csv", ".parquet")
+        return str(candidate.resolve()) if looks_local or candidate.exists() else name
+
+    def resolve_split(split: SplitSection | None) -> SplitSection | None:
+        return split and split.model_copy(update={"source": resolve(split.source)})
+
+    data = task.data.model_copy(
+        update={
+            "source": resolve(task.data.source),
+            "validation": resolve_split(task.data.validation),
+            "test": resolve_split(task.data.test),
+        }
+    )
+    model = task.model.model_copy(update={"name": resolve(task.model.name)})
+    return task.model_copy(update={"data": data, "model": model, "init_adapter": resolve(task.init_adapter)})

@@ -1,0 +1,152 @@
+"""The task file's sections and the whole, `TuningTask`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from alto_core.config.fields import Count, Name, OpenFraction, Positive, Section
+from alto_core.config.search import GridSpace, ListSpace, RandomSpace
+
+
+class ModelSection(Section):
+    """The frozen base model."""
+
+    name: str = Field(min_length=1)
+    """Hub id, or a local folder (relative to the task file)."""
+    revision: str | None = None
+    """Hub branch, tag or commit."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`: bfloat16 on a GPU that has it, float32 on the CPU."""
+    trust_remote_code: bool = False
+    """Run Python code that the model's folder brings along."""
+
+
+class SplitSection(Section):
+    """Where the rows of a held-out split come from: set aside from the training rows, or a source of their own."""
+
+    rows: Count | None = None
+    """That many rows; with `source`, the first so many of it."""
+    share: OpenFraction | None = None
+    """That share of the training source, in (0, 1)."""
+    source: str | None = None
+    """A file, or a hub data set."""
+    split: str | None = None
+    """Split of the hub data set, for example `test`."""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        if self.source is None and self.split is None and (self.rows is None) == (self.share is None):
+            raise ValueError("exactly one of `rows` and `share`, or a `source`/`split` of its own")
+        if self.share is not None and (self.source is not None or self.split is not None):
+            raise ValueError("`share` only without `source` and `split`: it is a share of the training source")
+        return self
+
+
+class DataSection(Section):
+    """The data set and how it becomes token sequences."""
+
+    source: str = Field(min_length=1)
+    """A .jsonl, .json, .csv or .parquet file (relative to the task file), or a hub data set."""
+    subset: str | None = None
+    """Configuration name of the hub data set."""
+    split: str = "train"
+    """Split of the hub data set; files have one split."""
+    format: Literal["auto", "messages", "prompt_completion", "text"] = "auto"
+    """`auto` looks at the columns of the first rows."""
+    columns: dict[Literal["messages", "prompt", "completion", "text"], str] = Field(default_factory=dict)
+    """Name of the column that holds each part, where it differs."""
+    chat_template: bool | None = None
+    """Render prompt/completion rows as a user and an assistant turn. None: yes when the tokenizer has a template."""
+    max_length: Count | None = None
+    """Longest row in tokens. None: as many as the model has positions, at most 2048."""
+    too_long: Literal["drop", "truncate"] = "drop"
+    """`truncate` cuts a row's end; a row that would lose all its trained tokens is dropped either way."""
+    bad_rows: Literal["drop", "refuse"] = "drop"
+    """`drop` counts unusable rows and goes on; `refuse` stops at the first."""
+    limit: Count | None = None
+    """Use only the first so many rows of the source."""
+    validation: SplitSection = SplitSection(share=0.1)
+    """Rows that choose between jobs."""
+    test: SplitSection | None = None
+    """Rows for the final score, used once. None: no final score."""
+    seed: int = 0
+    """Seeds the split and the order of rows."""
+
+
+class BudgetSection(Section):
+    """How long a job trains when nothing ends it, and how often it is looked at."""
+
+    epochs: Positive | None = None
+    """Passes over the training rows."""
+    steps: Count | None = None
+    """Optimizer steps of every job, instead of `epochs`."""
+    eval_interval_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Share of a job's own steps between two evaluations."""
+    gate_warmup_fraction: OpenFraction = 0.05
+    """Share of a job's own steps before the gate."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("exactly one of `epochs` and `steps`")
+        return self
+
+
+class EarlyExitSection(Section):
+    """Which jobs end before their budget is spent."""
+
+    preset: Literal["guarded", "paper", "none"] = "guarded"
+    """Set of rules; see docs/early-exit.md."""
+    overrides: dict[str, int | float] = Field(default_factory=dict)
+    """Constants of the preset to change, by name; see docs/early-exit.md."""
+
+
+class EvaluationSection(Section):
+    """How finished jobs are compared."""
+
+    metric: Literal["exact_match"] | None = None
+    """Measured by generation on held-out rows; None compares losses alone."""
+    choose_by: Literal["val_loss", "metric"] = "val_loss"
+    """What picks the winner, on validation rows."""
+    max_new_tokens: Count = 64
+    """Longest answer that generation gives, in tokens."""
+
+    @model_validator(mode="after")
+    def _metric_known(self) -> Self:
+        if self.choose_by == "metric" and self.metric is None:
+            raise ValueError("a `metric` to choose by")
+        return self
+
+
+class TuningTask(Section):
+    """A base model, a data set and a search space; wants one good adapter."""
+
+    name: Name
+    """Names the task's runs; 1 to 64 letters, digits, `.`, `_` or `-`."""
+    owner: Name = "me"
+    """Whose task it is."""
+    model: ModelSection
+    data: DataSection
+    search_space: Annotated[GridSpace | RandomSpace | ListSpace, Field(discriminator="strategy")]
+    budget: BudgetSection
+    early_exit: EarlyExitSection = EarlyExitSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    init_adapter: str | None = None
+    """Folder of a PEFT LoRA adapter that every job starts from."""
+    registry_name: Name | None = None
+    """Registered-model name; the task's name when None."""
+    max_slots: Count | None = None
+    """Upper bound of jobs that train side by side. None: as many as fit."""
+
+    @property
+    def registered_model(self) -> str:
+        return self.registry_name or self.name
+
+    @property
+    def digest(self) -> str:
+        """Twelve digits over all fields: equal tasks have equal digests."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:12]

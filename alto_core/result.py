@@ -1,0 +1,78 @@
+"""What comes out of a task: winner, scores, gates, registered version. Kept with the task in the store, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from alto_core.domain import GateEntry, Interval, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredVersion:
+    """A version in the model registry."""
+
+    name: str
+    version: int
+    aliases: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} version {self.version}" + (f" ({', '.join(self.aliases)})" if self.aliases else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRecord:
+    """What one gate decided about each job."""
+
+    fraction: float
+    """Where it stands, as a share of each job's own budget."""
+    entries: tuple[GateEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """What came out of a task. Stored as JSON with the task; `to_dict` and `from_dict` are inverse to each other."""
+
+    winner: str | None = None
+    """Job id; chosen on validation rows only."""
+    scores: tuple[Score, ...] = ()
+    """Finished jobs on `validation`; the winner and the untuned model (job id None) on `test`."""
+    gates: tuple[GateRecord, ...] = ()
+    num_train_rows: int | None = None
+    seconds: float | None = None
+    """Wall time of the whole task."""
+    tokens_per_second: float | None = None
+    tracking_share: float | None = None
+    """Share of the wall time spent in calls to MLflow."""
+    peak_bytes: int | None = None
+    adapter_folder: str | None = None
+    registered: RegisteredVersion | None = None
+    data_report: Mapping[str, Any] = field(default_factory=dict)
+    """`DataReport.to_dict()`."""
+
+    def score(self, job_id: str | None, split: str) -> Score | None:
+        return next((s for s in self.scores if s.job_id == job_id and s.split == split), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> TaskResult:
+        """Read what `to_dict` wrote. Fields that are not there keep their defaults."""
+        fields = dict(content)
+        fields["scores"] = tuple(_score(s) for s in fields.get("scores", ()))
+        fields["gates"] = tuple(_gate(g) for g in fields.get("gates", ()))
+        if registered := fields.get("registered"):
+            fields["registered"] = RegisteredVersion(**{**registered, "aliases": tuple(registered["aliases"])})
+        return TaskResult(**fields)
+
+
+def _score(content: Mapping[str, Any]) -> Score:
+    interval = content.get("metric_value")
+    return Score(**{**content, "metric_value": Interval(**interval) if interval else None})
+
+
+def _gate(content: Mapping[str, Any]) -> GateRecord:
+    return GateRecord(fraction=content["fraction"], entries=tuple(GateEntry(**e) for e in content["entries"]))
