@@ -23,6 +23,8 @@ def record_bar(
     unit: str = "",
     packages: Sequence[str] = ("torch", "transformers", "peft"),
     command: str | None = None,
+    gpu: str | None = None,
+    versions: str | None = None,
     file: Path = RESULTS,
 ) -> None:
     """Write one figure, in place of an earlier one of the same name.
@@ -34,6 +36,7 @@ def record_bar(
         unit: of value and target.
         packages: whose versions belong beside the figure.
         command: what to type to measure it again; this program's own command line when None.
+        gpu, versions: of the machine that measured, when it is another one than this.
         file: the table.
     """
     rows = {}
@@ -45,8 +48,8 @@ def record_bar(
         "value": f"{value:.6g}",
         "target": target,
         "unit": unit,
-        "gpu": _gpu(),
-        "versions": _versions(packages),
+        "gpu": gpu or _gpu(),
+        "versions": versions or _versions(packages),
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": command or shlex.join(["python", *sys.argv]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from alto_core.config import TuningTask
+from alto_core.config import TuningTask, load_task
 from alto_core.domain import Score, TaskState
 from alto_core.errors import StoreError
 from alto_core.lifecycle import running
@@ -56,6 +56,20 @@ def tune_task(task_id: str) -> str | State[str]:
         return Cancelled(message="cancelled")
     publish_report(workspace)
     return registered
+
+
+@flow(name="tune file", flow_run_name="tune {task_file}")
+def tune_file(task_file: str) -> str:
+    """Check a task file, create its task and tune it: what the deployment `tune` runs.
+
+    Args:
+        task_file: path on the machine of the worker.
+
+    Returns:
+        `name/version` of the registered adapter.
+    """
+    result = tune(load_task(task_file))
+    return f"{result.registered.name}/{result.registered.version}"
 
 
 @dataclass(frozen=True, kw_only=True)

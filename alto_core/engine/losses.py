@@ -13,11 +13,17 @@ from alto_core.data.packing import PackedBatch
 from alto_core.engine.backbone import Backbone, packed_logits
 from alto_core.engine.packed_attention import PackedRows
 
+HEAD_ROWS = 16
+"""Rows through the output head are a multiple of this. For a few odd rows CPU libraries add up the head's long sums, a
+vocabulary each, ten times less exactly, and attention that rests on one token amplifies that a hundredfold."""
+
 
 def token_losses(backbone: Backbone, batch: PackedBatch) -> Tensor:
     """Negative log-likelihood of every label, nats, float32. The batch holds at least one label."""
     rows = PackedRows(batch.row_lengths, backbone.device)
-    logits_PV = packed_logits(backbone.model, batch.token_ids_T, batch.position_ids_T, rows, batch.label_positions_P)
+    num_labels = len(batch.label_ids_P)
+    positions = functional.pad(batch.label_positions_P, (0, -num_labels % HEAD_ROWS))
+    logits_PV = packed_logits(backbone.model, batch.token_ids_T, batch.position_ids_T, rows, positions)[:num_labels]
     return functional.cross_entropy(logits_PV.float(), batch.label_ids_P, reduction="none")
 
 
