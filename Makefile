@@ -1,7 +1,6 @@
 # Needs Python 3.11+ and make. Everything else is installed into .venv by the first target that wants it.
 PYTHON ?= python3
 BIN := .venv/bin
-export OMP_NUM_THREADS ?= 2
 
 .PHONY: help quickstart test check format clean uninstall
 
@@ -26,7 +25,7 @@ quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about five
 	@$(BIN)/alto tune examples/quickstart.yaml
 
 test: .venv/dev.stamp  ## run all tests that this machine can run, and say which it left out
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: .venv/dev.stamp  ## lint, format, types, import contracts
 	@$(BIN)/ruff check .

@@ -281,7 +281,7 @@ def tiny_cases(root: Path) -> list[Case]:
         ]
         section = ModelSection(name=str(folder))
         cases.append(Case(name=name, section=section, jobs=jobs, rows=counting_rows(48)))
-        if name == "tiny Gemma 2":
+        if name == "tiny GPT-2":
             wild = make_job(targets, learning_rate=1e-2, lora_rank=12, lora_alpha=12.0, use_rslora=True)
             noise = [dataclasses.replace(row, token_ids=shuffled(row)) for row in counting_rows(48)]
             cases.append(Case(name=f"{name}, random labels", section=section, jobs=[wild], rows=noise, counts=False))

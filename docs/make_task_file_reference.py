@@ -1,4 +1,7 @@
-"""Write docs/task-file.md from the task file's schema, so that every option is documented: `python docs/make_task_file_reference.py`."""
+"""Write docs/task-file.md from the task file's schema, so that every option is documented.
+
+python docs/make_task_file_reference.py
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from alto_core.config import TuningTask
 FILE = Path(__file__).with_name("task-file.md")
 HEAD = """# The task file
 
-A task file is YAML. Unknown fields are refused, and no value is coerced: `true` is not 1, `"8"` is not 8. Relative paths
-are taken from the file's own folder. `alto validate FILE` checks a file, its data and its model without training.
+A task file is YAML. Unknown fields are refused, and no value is coerced: `true` is not 1, `"8"` is not 8. Relative
+paths are taken from the file's own folder. `alto validate FILE` checks a file, its data and its model without training.
 
 Fields of `search_space` take one value or a list; a grid trains every combination.
 """

@@ -35,6 +35,7 @@ BLOCK_NAMES = {
 }
 TOP_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 CONTROL_TOKEN_TYPE = 3
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """GGUF's number for tokens that are no text."""
 MODEL_CARD = """---
 license: apache-2.0
@@ -152,6 +153,8 @@ def _write_config(field: Callable[[str], Any], folder: Path) -> None:
     )
     config.architectures, config.dtype = ["LlamaForCausalLM"], "float32"
     config.save_pretrained(folder)
+    file = folder / "config.json"  # adapters are exported with this name as their base model
+    file.write_text(json.dumps({**json.loads(file.read_text()), "_name_or_path": HUB_ID}, indent=2))
     GenerationConfig(**token_ids).save_pretrained(folder)
 
 

@@ -1,6 +1,6 @@
 """Tune from Python: the same steps as `alto validate`, `alto tune` and `alto report`.
 
-    python examples/python_api.py examples/quickstart.yaml
+python examples/python_api.py examples/quickstart.yaml
 """
 
 import sys

@@ -10,12 +10,15 @@ Settings come from the environment, as for the command line (see `alto_core.sett
 
 from __future__ import annotations
 
+# flows.tune prepares the environment that libraries read when they are imported, so it comes first
+# isort: off
+from flows.tune import TuneResult, leaderboard, tune, tune_result
 from alto_core.config import load_task, parse_task
 from alto_core.preparation import plan_task
 from alto_core.report import build_report
 from alto_core.settings import load_settings
 from alto_core.store import Store
-from flows.tune import TuneResult, leaderboard, tune, tune_result
+# isort: on
 
 __all__ = [
     "Store",

@@ -1,13 +1,21 @@
 """One tuning task through its six stages, as a Prefect flow; and `tune`, which runs it from Python."""
 
-# ruff: noqa: E402 - Prefect is imported after the environment is prepared
+# ruff: noqa: E402 - libraries are imported after the environment is prepared
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from alto_core.settings import load_settings, prepare_environment
+
+prepare_environment(load_settings())  # before torch, Prefect and MLflow read it
+
 import pandas as pd
+from prefect import State, flow
+from prefect.exceptions import CancelledRun
+from prefect.runtime import flow_run
+from prefect.states import Cancelled
 
 from alto_core.config import TuningTask, load_task
 from alto_core.domain import Score, TaskState
@@ -17,17 +25,8 @@ from alto_core.preparation import create_task, plan_task
 from alto_core.registration import publish_report
 from alto_core.report import count_samples, job_rows, leaderboard_table
 from alto_core.result import RegisteredVersion
-from alto_core.settings import load_settings, prepare_environment
 from alto_core.store import Store
 from alto_core.workspace import Workspace
-
-prepare_environment(load_settings())  # before Prefect reads its settings
-
-from prefect import State, flow
-from prefect.exceptions import CancelledRun
-from prefect.runtime import flow_run
-from prefect.states import Cancelled
-
 from tasks.continue_training import continue_training
 from tasks.evaluate import evaluate
 from tasks.gate import gate

@@ -24,6 +24,8 @@ from kernels.segments import Segments
 if TYPE_CHECKING:
     from kernels.triton_lora import Projection
 
+OVERLAP_TOKENS = 16384
+"""Up to here projections that share an input run beside their frozen products; beyond, one after another."""
 TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -104,7 +106,7 @@ class _GroupedLora(torch.autograd.Function):
         layer_index: int,
         gradient_sinks: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        ctx.on_triton = runs_on_triton(x_TI.device, x_TI.dtype)
+        ctx.on_triton = segments.count > 0 and runs_on_triton(x_TI.device, x_TI.dtype)
         if ctx.on_triton:
             from kernels.triton_lora import add_lora_
 
@@ -139,7 +141,7 @@ def grouped_lora_linears(
     segments: Segments,
     *,
     accumulate: bool = True,
-    overlap: bool = True,
+    overlap: bool | None = None,
 ) -> tuple[Tensor, ...]:
     """y = x W^T + bias + scale (drop(x) A^T) B of one to three frozen layers that read the same x; Triton only.
 
@@ -151,13 +153,16 @@ def grouped_lora_linears(
         projections: the layers with their adapters. Gradients of A and B go to their sinks alone.
         segments: the same for all projections.
         accumulate: False writes dA and dB instead of adding them; segments without tokens get exact zeros.
-        overlap: run kernels beside the frozen products on a second stream.
+        overlap: run kernels beside the frozen products on further streams. None: where it was found to be faster,
+            with few tokens or with one projection.
 
     Returns:
         y [T, O] of each projection. Differentiable once.
     """
     for p in projections:
         _check((x_TI.shape[0], p.weight_OI.shape[0]), x_TI, p.a_RI, p.b_RO, segments)
+    if overlap is None:
+        overlap = x_TI.shape[0] <= OVERLAP_TOKENS or len(projections) == 1
     return _GroupedLoraLinears.apply(x_TI, projections[0].a_RI, projections, segments, accumulate, overlap)
 
 
@@ -174,8 +179,8 @@ class _GroupedLoraLinears(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         from kernels.triton_lora import forward_projections
 
-        outputs, s_PKTQ = forward_projections(x_TI, projections, segments, overlap=overlap)
-        ctx.save_for_backward(x_TI, s_PKTQ)
+        outputs, s_PTQ = forward_projections(x_TI, projections, segments, overlap=overlap)
+        ctx.save_for_backward(x_TI, s_PTQ)
         ctx.projections, ctx.segments, ctx.accumulate, ctx.overlap = projections, segments, accumulate, overlap
         return outputs
 
@@ -184,11 +189,11 @@ class _GroupedLoraLinears(torch.autograd.Function):
     def backward(ctx: Any, *dy_TO: Tensor) -> tuple[Tensor | None, ...]:
         from kernels.triton_lora import backward_projections
 
-        x_TI, s_PKTQ = ctx.saved_tensors
+        x_TI, s_PTQ = ctx.saved_tensors
         dx_TI = backward_projections(
             [dy.contiguous() for dy in dy_TO],
             x_TI,
-            s_PKTQ,
+            s_PTQ,
             ctx.projections,
             ctx.segments,
             input_needs_gradient=ctx.needs_input_grad[0],

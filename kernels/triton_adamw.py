@@ -9,11 +9,12 @@ Shape suffixes: R rank rows, W columns, J jobs, N column blocks.
 
 from __future__ import annotations
 
+# mypy: disallow-untyped-defs=False
+# Triton infers the types of what it compiles.
 from dataclasses import dataclass
 
-import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
 BLOCK = 4096
@@ -71,7 +72,7 @@ def norms_kernel(sums, job_of_row, norms, num_rows, num_blocks, BLOCK_ROWS: tl.c
 
 @triton.jit
 def adamw_kernel(
-    params, grads, exp_avg, exp_avg_sq, shadow,
+    weights, grads, exp_avg, exp_avg_sq, shadow,
     job_of_row, is_updated, learning_rate, weight_decay, beta1, beta2, epsilon, correction1, correction2_sqrt,
     max_grad_norm, norms, width, num_blocks,
     HAS_SHADOW: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
@@ -88,7 +89,7 @@ def adamw_kernel(
     mask = column < width
     place = row.to(tl.int64) * width + column
     g = tl.load(grads + place, mask=mask, other=0.0)
-    p = tl.load(params + place, mask=mask, other=0.0)
+    p = tl.load(weights + place, mask=mask, other=0.0)
     m = tl.load(exp_avg + place, mask=mask, other=0.0)
     v = tl.load(exp_avg_sq + place, mask=mask, other=0.0)
     limit, rate = tl.load(max_grad_norm + job), tl.load(learning_rate + job)
@@ -100,7 +101,7 @@ def adamw_kernel(
     v = v * b2 + g * g * (1.0 - b2)
     denominator = tl.sqrt(v) / tl.load(correction2_sqrt + job) + tl.load(epsilon + job)
     p -= rate / tl.load(correction1 + job) * m / denominator
-    tl.store(params + place, p, mask=mask)
+    tl.store(weights + place, p, mask=mask)
     tl.store(exp_avg + place, m, mask=mask)
     tl.store(exp_avg_sq + place, v, mask=mask)
     if HAS_SHADOW:

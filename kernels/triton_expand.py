@@ -1,23 +1,27 @@
 """out += scale S B in Triton with the add fused into the store; also dx += drop'(dS A), summed over projections.
 
-One program owns BLOCK_TOKENS x BLOCK_WIDTH of the output, reads it once and writes it once, whatever the number of
-projections. Programs run from the last tile to the first: what the product before wrote last still lies in the L2.
+One program owns BLOCK_TOKENS rows of WIDTH_TILES neighbouring tiles of the output, reads and writes them once,
+whatever the number of projections. For a rank of one tile, S stays in registers and the tiles are loaded ahead; larger
+ranks take a loop over rank tiles. Programs run from the last tile to the first: what the product before wrote last
+still lies in the L2.
 
 Shape suffixes: see `segments`, `triton_shrink`.
 """
 
 from __future__ import annotations
 
+# mypy: disallow-untyped-defs=False
+# Triton infers the types of what it compiles.
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
 from kernels.segments import Segments
-from kernels.triton_tiles import dropped, load_mask_state, load_shrunk, locate_tile
-from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, padded_segments, rank_block
+from kernels.triton_tiles import dropped, load_mask_state, locate_tile
+from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, fit_width, padded_segments, rank_block
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -26,9 +30,9 @@ def expand_kernel(
     token_offsets, rank_offsets, ranks, scales, dropouts, thresholds, seeds,
     num_segments, num_tokens, num_width_tiles, layer0, layer1, layer2,
     width, out_stride, w_stride, s_stride,
-    PROJECTIONS: tl.constexpr, SCALED: tl.constexpr, DROPOUT: tl.constexpr, SPLITS: tl.constexpr,
+    PROJECTIONS: tl.constexpr, SCALED: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, WIDTH_TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     slot = program // num_width_tiles
@@ -40,53 +44,81 @@ def expand_kernel(
         return
     t = tl.arange(0, BLOCK_TOKENS)
     r = tl.arange(0, BLOCK_RANK)
-    feature = (program % num_width_tiles) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     live_t = first + t < end
-    if EVEN:
-        out_mask = live_t[:, None]
-    else:
-        out_mask = live_t[:, None] & (feature < width)[None, :]
-    out_tile = out + first.to(tl.int64) * out_stride + t[:, None] * out_stride + feature[None, :]
-    base = tl.load(out_tile, mask=out_mask, other=0.0)
+    column = (program % num_width_tiles) * (BLOCK_WIDTH * WIDTH_TILES)
+    out_rows = out + first.to(tl.int64) * out_stride + t[:, None] * out_stride
     row = tl.load(rank_offsets + segment).to(tl.int64)
+    row_step = tl.zeros([], tl.int64) + w_stride
+    w_rows = (row + r)[:, None] * row_step
     plane = num_tokens.to(tl.int64) * s_stride
-    s_rows = s + first.to(tl.int64) * s_stride + t[:, None] * s_stride
+    s_rows = s + first.to(tl.int64) * s_stride + t[:, None] * s_stride + r[None, :]
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(scales + segment)
     if DROPOUT:
         seed, threshold, keep_scale = load_mask_state(seeds, thresholds, dropouts, segment)
-    total = tl.zeros([BLOCK_TOKENS, BLOCK_WIDTH], tl.float32)
-    for projection in tl.static_range(PROJECTIONS):
-        w = w0 if projection == 0 else (w1 if projection == 1 else w2)
-        if DROPOUT:
-            acc = tl.zeros([BLOCK_TOKENS, BLOCK_WIDTH], tl.float32)
-        else:
-            acc = total
-        for rank_start in range(0, rank, BLOCK_RANK):
-            live_r = rank_start + r < rank
-            s_tile = load_shrunk(
-                s_rows + projection * SPLITS * plane + (rank_start + r)[None, :],
-                live_t[:, None] & live_r[None, :], plane, SPLITS,
-            ).to(base.dtype)  # fmt: skip
-            w_rows = w + (row + rank_start + r.to(tl.int64))[:, None] * w_stride
+    if rank <= BLOCK_RANK:
+        live_r = r < rank
+        s_mask = live_t[:, None] & live_r[None, :]
+        dtype = out.dtype.element_ty
+        s0 = tl.load(s_rows, mask=s_mask, other=0.0)
+        s1 = s0
+        s2 = s0
+        if PROJECTIONS > 1:
+            s1 = tl.load(s_rows + plane, mask=s_mask, other=0.0)
+        if PROJECTIONS > 2:
+            s2 = tl.load(s_rows + 2 * plane, mask=s_mask, other=0.0)
+        for tile in tl.range(0, WIDTH_TILES, num_stages=STAGES):
+            feature = column + tile * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
             if EVEN:
-                w_tile = tl.load(w_rows + feature[None, :], mask=live_r[:, None], other=0.0)
+                out_mask, w_mask = live_t[:, None], live_r[:, None]
             else:
-                w_tile = tl.load(
-                    w_rows + feature[None, :], mask=live_r[:, None] & (feature < width)[None, :], other=0.0
+                out_mask, w_mask = (
+                    live_t[:, None] & (feature < width)[None, :],
+                    live_r[:, None] & (feature < width)[None, :],
                 )
-            acc = tl.dot(s_tile, w_tile.to(base.dtype), acc, input_precision=PRECISION)
-        if DROPOUT:
-            layer = layer0 if projection == 0 else (layer1 if projection == 1 else layer2)
-            total += dropped(acc, seed, layer, first - start + t, feature, threshold, keep_scale)
-        else:
-            total = acc
-    if SCALED:
-        total *= tl.load(scales + segment)
-    tl.store(out_tile, (base.to(tl.float32) + total).to(base.dtype), mask=out_mask)
+            base = tl.load(out_rows + feature[None, :], mask=out_mask, other=0.0)
+            total = tl.zeros([BLOCK_TOKENS, BLOCK_WIDTH], tl.float32)
+            for projection in tl.static_range(PROJECTIONS):
+                w = w0 if projection == 0 else (w1 if projection == 1 else w2)
+                s_tile = s0 if projection == 0 else (s1 if projection == 1 else s2)
+                w_tile = tl.load(w + w_rows + feature[None, :], mask=w_mask, other=0.0).to(dtype)
+                if DROPOUT:
+                    layer = layer0 if projection == 0 else (layer1 if projection == 1 else layer2)
+                    acc = tl.dot(s_tile, w_tile, input_precision=PRECISION)
+                    total += dropped(acc, seed, layer, first - start + t, feature, threshold, keep_scale)
+                else:
+                    total = tl.dot(s_tile, w_tile, total, input_precision=PRECISION)
+            tl.store(out_rows + feature[None, :], (base.to(tl.float32) + scale * total).to(dtype), mask=out_mask)
+    else:
+        for tile in range(0, WIDTH_TILES):
+            feature = column + tile * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+            out_mask = live_t[:, None] & (feature < width)[None, :]
+            base = tl.load(out_rows + feature[None, :], mask=out_mask, other=0.0)
+            total = tl.zeros([BLOCK_TOKENS, BLOCK_WIDTH], tl.float32)
+            for projection in tl.static_range(PROJECTIONS):
+                w = w0 if projection == 0 else (w1 if projection == 1 else w2)
+                acc = tl.zeros([BLOCK_TOKENS, BLOCK_WIDTH], tl.float32)
+                for rank_start in range(0, rank, BLOCK_RANK):
+                    live_r = rank_start + r < rank
+                    s_tile = tl.load(
+                        s_rows + projection * plane + rank_start, mask=live_t[:, None] & live_r[None, :], other=0.0
+                    )
+                    w_tile = tl.load(
+                        w + w_rows + rank_start * row_step + feature[None, :],
+                        mask=live_r[:, None] & (feature < width)[None, :], other=0.0,
+                    ).to(base.dtype)  # fmt: skip
+                    acc = tl.dot(s_tile, w_tile, acc, input_precision=PRECISION)
+                if DROPOUT:
+                    layer = layer0 if projection == 0 else (layer1 if projection == 1 else layer2)
+                    acc = dropped(acc, seed, layer, first - start + t, feature, threshold, keep_scale)
+                total += acc
+            tl.store(out_rows + feature[None, :], (base.to(tl.float32) + scale * total).to(base.dtype), mask=out_mask)
 
 
 def expand_(
     out_TO: Tensor,
-    s_PKTQ: Tensor,
+    s_PTQ: Tensor,
     weights_RO: Sequence[Tensor],
     segments: Segments,
     layer_indices: Sequence[int],
@@ -99,7 +131,7 @@ def expand_(
 
     Args:
         out_TO: rows contiguous; bfloat16, float16 or float32.
-        s_PKTQ: from `shrink`, one plane per projection.
+        s_PTQ: from `shrink`, one plane per projection.
         weights_RO: one per projection, of one row stride; any float dtype.
         segments: of the T tokens.
         layer_indices: one per projection.
@@ -108,21 +140,25 @@ def expand_(
         tiles: other than the table's.
     """
     count, (num_tokens, width) = len(weights_RO), out_TO.shape
-    assert s_PKTQ.shape[0] == count
+    assert s_PTQ.shape[0] == count
     assert all(w.stride() == weights_RO[0].stride() for w in weights_RO), "one row stride"
-    tiles = tiles or choose_tiles("expand", num_tokens, width)
-    block_width = min(tiles.block_width, max(16, triton.next_power_of_2(width)))
-    num_width_tiles = triton.cdiv(width, block_width)
+    tiles = tiles or choose_tiles("expand", num_tokens, width, count)
+    block = rank_block(segments)
+    column = tiles.block_tokens * out_TO.element_size() + count * block * weights_RO[0].element_size()
+    block_width = fit_width(tiles.block_width, column, tiles.num_stages, 110_000)
+    block_width = min(block_width, max(16, triton.next_power_of_2(width)))
+    width_tiles = min(tiles.width_tiles, triton.cdiv(width, block_width))
+    num_width_tiles = triton.cdiv(width, block_width * width_tiles)
     slots = num_tokens // tiles.block_tokens + segments.count
     w = [*weights_RO, weights_RO[0], weights_RO[0]]
     layers = [*layer_indices, 0, 0]
     expand_kernel[(slots * num_width_tiles,)](
-        out_TO, s_PKTQ, w[0], w[1], w[2], *segments.kernel_arguments,
+        out_TO, s_PTQ, w[0], w[1], w[2], *segments.kernel_arguments,
         segments.count, num_tokens, num_width_tiles, layers[0], layers[1], layers[2],
-        width, out_TO.stride(0), w[0].stride(0), s_PKTQ.stride(2),
-        PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and segments.has_dropout, SPLITS=s_PKTQ.shape[1],
-        BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=rank_block(segments), BLOCK_WIDTH=block_width,
-        SEGMENTS=padded_segments(segments), EVEN=width % block_width == 0,
+        width, out_TO.stride(0), w[0].stride(0), s_PTQ.stride(1),
+        PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and segments.has_dropout,
+        BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=block, BLOCK_WIDTH=block_width,
+        SEGMENTS=padded_segments(segments), EVEN=width % (block_width * width_tiles) == 0,
         PRECISION="ieee" if out_TO.dtype == torch.float32 else "tf32",
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        WIDTH_TILES=width_tiles, STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip

@@ -10,13 +10,15 @@ Shape suffixes: see `segments`, `triton_shrink`.
 
 from __future__ import annotations
 
+# mypy: disallow-untyped-defs=False
+# Triton infers the types of what it compiles.
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
 from kernels.segments import Segments
-from kernels.triton_tiles import dropped, load_mask_state, load_shrunk, locate_tile
+from kernels.triton_tiles import dropped, load_mask_state, locate_tile
 from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, padded_segments, rank_block
 
 
@@ -24,13 +26,13 @@ from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, padded_s
 def outer_kernel(
     grad, partial, x, s,
     token_offsets, rank_offsets, ranks, scales, dropouts, thresholds, seeds,
-    num_segments, num_tokens, num_width_tiles, num_rank_tiles, layer0, chunk,
+    num_segments, num_width_tiles, num_rank_tiles, layer0, chunk,
     width, x_stride, grad_stride, s_stride,
-    SCALED: tl.constexpr, DROPOUT: tl.constexpr, SPLITS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    SCALED: tl.constexpr, DROPOUT: tl.constexpr, ACCUMULATE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    program = tl.num_programs(0) - 1 - tl.program_id(0) if REVERSE else tl.program_id(0)
     rank_start = (program % num_rank_tiles) * BLOCK_RANK
     width_tile = program // num_rank_tiles % num_width_tiles
     slot = program // (num_rank_tiles * num_width_tiles)
@@ -45,7 +47,6 @@ def outer_kernel(
     r = tl.arange(0, BLOCK_RANK)
     feature = width_tile * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     live_r = rank_start + r < rank
-    plane = num_tokens.to(tl.int64) * s_stride
     if DROPOUT:
         seed, threshold, keep_scale = load_mask_state(seeds, thresholds, dropouts, segment)
     acc = tl.zeros([BLOCK_RANK, BLOCK_WIDTH], tl.float32)
@@ -53,18 +54,13 @@ def outer_kernel(
     for token_start in range(first, last, BLOCK_TOKENS):
         token = token_start + t
         live_t = token < last
-        s_tile = load_shrunk(
-            s + token.to(tl.int64)[:, None] * s_stride + (rank_start + r)[None, :],
-            live_t[:, None] & live_r[None, :], plane, SPLITS,
-        )  # fmt: skip
-        if EVEN:
-            x_mask = live_t[:, None]
-        else:
-            x_mask = live_t[:, None] & (feature < width)[None, :]
+        s_rows = s + token.to(tl.int64)[:, None] * s_stride
+        s_tile = tl.load(s_rows + (rank_start + r)[None, :], mask=live_t[:, None] & live_r[None, :], other=0.0)
+        x_mask = live_t[:, None] if EVEN else live_t[:, None] & (feature < width)[None, :]
         x_tile = tl.load(x + token.to(tl.int64)[:, None] * x_stride + feature[None, :], mask=x_mask, other=0.0)
         if DROPOUT:
             x_tile = dropped(x_tile, seed, layer0, token - start, feature, threshold, keep_scale)
-        acc = tl.dot(tl.trans(s_tile.to(x_tile.dtype)), x_tile, acc, input_precision=PRECISION)
+        acc = tl.dot(tl.trans(s_tile), x_tile, acc, input_precision=PRECISION)
     if SCALED:
         acc *= tl.load(scales + segment)
     mask = live_r[:, None] & (feature < width)[None, :]
@@ -110,13 +106,14 @@ def add_chunks_kernel(
 def outer_(
     grad_RI: Tensor,
     x_TI: Tensor,
-    s_KTQ: Tensor,
+    s_TQ: Tensor,
     segments: Segments,
     layer_index: int,
     *,
     scaled: bool = False,
     dropout: bool = False,
     accumulate: bool = True,
+    reverse: bool = True,
     tiles: Tiles | None = None,
 ) -> None:
     """Add S^T x of each segment to its rank rows of `grad_RI`, float32, in place.
@@ -124,12 +121,13 @@ def outer_(
     Args:
         grad_RI: columns contiguous, any row stride. Rank rows of no segment are never touched.
         x_TI: rows contiguous.
-        s_KTQ: one projection's plane from `shrink`.
+        s_TQ: one projection's plane from `shrink`.
         segments: of the T tokens.
         layer_index: enters the dropout mask.
         scaled: multiply by the segment's scale.
         dropout: apply the layer's dropout mask to x.
         accumulate: False writes instead of adding; segments without tokens then get exact zeros.
+        reverse: begin with the last tokens, which the kernel before may have left in the L2.
         tiles: other than the table's.
     """
     num_tokens, width = x_TI.shape
@@ -142,13 +140,13 @@ def outer_(
     partial = grad_RI.new_empty((2 * (num_tokens // chunk) + 2) * rank_rows * width) if is_cut else grad_RI
     slots = num_tokens // chunk + segments.count
     outer_kernel[(slots * num_width_tiles * num_rank_tiles,)](
-        grad_RI, partial, x_TI, s_KTQ, *segments.kernel_arguments,
-        segments.count, num_tokens, num_width_tiles, num_rank_tiles, layer_index, chunk,
-        width, x_TI.stride(0), grad_RI.stride(0), s_KTQ.stride(1),
-        SCALED=scaled, DROPOUT=dropout and segments.has_dropout, SPLITS=s_KTQ.shape[0], ACCUMULATE=accumulate,
+        grad_RI, partial, x_TI, s_TQ, *segments.kernel_arguments,
+        segments.count, num_width_tiles, num_rank_tiles, layer_index, chunk,
+        width, x_TI.stride(0), grad_RI.stride(0), s_TQ.stride(0),
+        SCALED=scaled, DROPOUT=dropout and segments.has_dropout, ACCUMULATE=accumulate,
         BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=block, BLOCK_WIDTH=block_width, SEGMENTS=padded_segments(segments),
         EVEN=width % block_width == 0, PRECISION="ieee" if x_TI.dtype == torch.float32 else "tf32",
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        REVERSE=reverse, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if is_cut:
         add_chunks_kernel[(segments.count * triton.cdiv(width, 128), triton.cdiv(segments.rank_limit, 16))](
@@ -159,6 +157,6 @@ def outer_(
 
 
 def chunk_tokens(num_tokens: int, num_width_tiles: int, block_tokens: int) -> int:
-    """Most tokens that one program goes through: so few that some hundred programs share the work, 512 at least."""
+    """Most tokens that one program goes through: so few that some hundred programs share the work, 1024 at least."""
     wanted_chunks = min(16, max(1, 512 // num_width_tiles))
-    return max(512, triton.cdiv(triton.cdiv(num_tokens, wanted_chunks), block_tokens) * block_tokens)
+    return max(1024, triton.cdiv(triton.cdiv(num_tokens, wanted_chunks), block_tokens) * block_tokens)

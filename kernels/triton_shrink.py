@@ -1,24 +1,26 @@
 """S = drop(x) A^T in Triton, for up to three projections that read the same x; also dS = scale dy B^T.
 
 One program makes BLOCK_TOKENS x BLOCK_RANK of S for every projection, so x is read once. Rank tiles beyond a job's rank
-end at once. When there are too few tiles to fill the GPU, the reduction is split and partial sums are stored in
-float32; whoever reads S adds them up in order.
+end at once. When there are too few tiles to fill the GPU, the reduction is split: partial sums go to a float32
+workspace, and a second kernel adds them in a fixed order. (Left to the readers of S, that sum cost more than it saved.)
 
-Shape suffixes: see `segments`; P projections, K splits of the reduction, Q rank limit rounded up.
+Shape suffixes: see `segments`; P projections, Q rank limit rounded up.
 """
 
 from __future__ import annotations
 
+# mypy: disallow-untyped-defs=False
+# Triton infers the types of what it compiles.
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
 from kernels.segments import Segments
 from kernels.triton_tiles import dropped, load_mask_state, locate_tile
-from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, padded_segments, rank_block
+from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, fit_width, padded_segments, rank_block
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
@@ -29,10 +31,11 @@ def shrink_kernel(
     width, split_width, x_stride, w_stride, s_stride,
     PROJECTIONS: tl.constexpr, SCALED: tl.constexpr, DROPOUT: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.program_id(0) // num_rank_tiles
-    rank_start = (tl.program_id(0) % num_rank_tiles) * BLOCK_RANK
+    program = tl.num_programs(0) - 1 - tl.program_id(0) if REVERSE else tl.program_id(0)
+    slot = program // num_rank_tiles
+    rank_start = (program % num_rank_tiles) * BLOCK_RANK
     split = tl.program_id(1)
     segment, first, start, end = locate_tile(token_offsets, num_segments, slot, BLOCK_TOKENS, SEGMENTS)
     if first >= end:
@@ -90,6 +93,17 @@ def shrink_kernel(
         tl.store(s_tile + 2 * SPLITS * plane, acc2.to(s.dtype.element_ty), mask=s_mask)
 
 
+@triton.jit(do_not_specialize=["size"])
+def add_splits_kernel(s, partial, size, splits, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < size
+    first = partial + tl.program_id(1).to(tl.int64) * splits * size + place
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(0, splits):
+        total += tl.load(first + split * size.to(tl.int64), mask=mask, other=0.0)
+    tl.store(s + tl.program_id(1).to(tl.int64) * size + place, total.to(s.dtype.element_ty), mask=mask)
+
+
 def shrink(
     x_TI: Tensor,
     weights_RI: Sequence[Tensor],
@@ -98,10 +112,11 @@ def shrink(
     *,
     scaled: bool = False,
     dropout: bool = True,
+    reverse: bool = False,
     tiles: Tiles | None = None,
-    into_PKTQ: Tensor | None = None,
+    into_PTQ: Tensor | None = None,
 ) -> Tensor:
-    """S [P, K, T, Q] of up to three projections; only the columns below a job's rank are written.
+    """S [P, T, Q] of up to three projections, in the dtype of x; only the columns below a job's rank are written.
 
     Args:
         x_TI: rows contiguous; bfloat16, float16 or float32.
@@ -110,36 +125,42 @@ def shrink(
         layer_indices: one per projection.
         scaled: multiply by the segment's scale (one projection).
         dropout: False ignores the segments' dropout.
+        reverse: begin with the last tokens, which the kernel before may have left in the L2.
         tiles: other than the table's.
-        into_PKTQ: from `new_shrunk`; its number of splits is kept to.
+        into_PTQ: where S goes; None: a new tensor.
     """
     count, (num_tokens, width) = len(weights_RI), x_TI.shape
     assert 1 <= count <= 3, "three projections at most share an input"
     assert not (scaled and count > 1), "only dS is scaled, and that comes from one dy"
     assert all(w.stride() == weights_RI[0].stride() for w in weights_RI), "one row stride"
-    tiles = tiles or choose_tiles("shrink", num_tokens, width)
-    block_width = min(tiles.block_width, max(16, triton.next_power_of_2(width)))
+    tiles = tiles or choose_tiles("shrink", num_tokens, width, count)
     block = rank_block(segments)
+    column = tiles.block_tokens * x_TI.element_size() + count * block * weights_RI[0].element_size()
+    block_width = fit_width(tiles.block_width, column, tiles.num_stages, 140_000)
+    block_width = min(block_width, max(16, triton.next_power_of_2(width)))
     num_rank_tiles = triton.cdiv(segments.rank_limit, block)
-    s = into_PKTQ if into_PKTQ is not None else new_shrunk(x_TI, count, segments, tiles.splits)
-    splits = s.shape[1]
+    splits = min(tiles.splits, triton.cdiv(width, block_width))
+    s = new_shrunk(x_TI, count, segments) if into_PTQ is None else into_PTQ
+    target = s if splits == 1 else s.new_empty((count, splits, *s.shape[1:]), dtype=torch.float32)
     split_width = triton.cdiv(triton.cdiv(width, splits), block_width) * block_width
     slots = num_tokens // tiles.block_tokens + segments.count
     w = [*weights_RI, weights_RI[0], weights_RI[0]]
     layers = [*layer_indices, 0, 0]
     shrink_kernel[(slots * num_rank_tiles, splits)](
-        x_TI, w[0], w[1], w[2], s, *segments.kernel_arguments,
+        x_TI, w[0], w[1], w[2], target, *segments.kernel_arguments,
         segments.count, num_tokens, num_rank_tiles, layers[0], layers[1], layers[2],
-        width, split_width, x_TI.stride(0), w[0].stride(0), s.stride(2),
+        width, split_width, x_TI.stride(0), w[0].stride(0), s.stride(1),
         PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and segments.has_dropout, SPLITS=splits,
         BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=block, BLOCK_WIDTH=block_width, SEGMENTS=padded_segments(segments),
         EVEN=width % block_width == 0, PRECISION="ieee" if x_TI.dtype == torch.float32 else "tf32",
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        REVERSE=reverse, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
+    if splits > 1:
+        size = s[0].numel()
+        add_splits_kernel[(triton.cdiv(size, 1024), count)](s, target, size, splits, BLOCK=1024, num_warps=4)
     return s
 
 
-def new_shrunk(like: Tensor, count: int, segments: Segments, splits: int) -> Tensor:
-    """Room for S [P, K, T, Q] of as many tokens as `like` has, in its dtype, or in float32 for partial sums."""
-    shape = (count, splits, like.shape[0], segments.shrunk_width)
-    return like.new_empty(shape, dtype=like.dtype if splits == 1 else torch.float32)
+def new_shrunk(like: Tensor, count: int, segments: Segments) -> Tensor:
+    """Room for S [P, T, Q] of as many tokens as `like` has, in its dtype."""
+    return like.new_empty((count, like.shape[0], segments.shrunk_width))

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: from program to segment tile, the dropout mask, loading a shrunk tile.
+"""What the Triton kernels share: from program to segment tile, the dropout mask.
 
 A token tile never spans two segments. Tile slots are laid out without a prefix sum: segment s begins at slot
 `start_s // TILE + s`, which leaves room for every segment's tiles whatever the lengths are, so `T // TILE + S` programs
@@ -9,8 +9,10 @@ Shape suffixes: see `segments`.
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+# mypy: disallow-untyped-defs=False
+# Triton infers the types of what it compiles.
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 
 @triton.jit
@@ -53,12 +55,3 @@ def load_mask_state(seeds, thresholds, dropouts, segment):
     seed = tl.load(seeds + segment).to(tl.uint32, bitcast=True)
     threshold = tl.load(thresholds + segment).to(tl.uint32, bitcast=True)
     return seed, threshold, 1.0 / (1.0 - tl.load(dropouts + segment))
-
-
-@triton.jit
-def load_shrunk(pointers, mask, split_stride, SPLITS: tl.constexpr):
-    """A tile of S; the partial sums of a split shrink are added in a fixed order."""
-    total = tl.load(pointers, mask=mask, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(pointers + split * split_stride, mask=mask, other=0.0)
-    return total

@@ -1,7 +1,7 @@
 """Tile shapes of the Triton kernels: a committed table for common shapes, and what to take where it has no entry.
 
-Nothing is timed at run time: a first call costs the compilation of one variant. `benchmarks/bench_lora_linear.py --tune`
-times the candidates on a GPU and writes triton_tuning.json.
+Nothing is timed at run time: a first call costs the compilation of one variant. The table, triton_tuning.json, is what
+`benchmarks/bench_lora_linear.py --tune` found on a GPU.
 """
 
 from __future__ import annotations
@@ -31,19 +31,25 @@ class Tiles:
     num_stages: int = 3
     splits: int = 1
     """Of the reduction; `shrink` only."""
+    width_tiles: int = 1
+    """Neighbouring tiles of one program; `expand` only."""
 
 
 DEFAULT = {
     "shrink": Tiles(block_tokens=64, block_width=64, num_stages=4),
-    "expand": Tiles(block_tokens=64, block_width=128, num_stages=2),
+    "expand": Tiles(block_tokens=64, block_width=128, num_stages=2, width_tiles=4),
     "outer": Tiles(block_tokens=64, block_width=128, num_stages=3),
 }
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_tiles(kernel: str, num_tokens: int, width: int) -> Tiles:
-    """The table's entry nearest in tokens and width (in powers of two), or the default without a table."""
-    entries = _table().get(kernel, ())
+def choose_tiles(kernel: str, num_tokens: int, width: int, projections: int = 1) -> Tiles:
+    """The table's entry nearest in tokens and width (in powers of two), or the default without a table.
+
+    Entries for that many projections are preferred to those for one.
+    """
+    rows = _table().get(kernel, ())
+    entries = [row[1:] for row in rows if row[0] == projections] or [row[1:] for row in rows if row[0] == 1]
     if not entries:
         return DEFAULT[kernel]
 
@@ -59,17 +65,25 @@ def rank_block(segments: Segments) -> int:
     return 16 if segments.rank_limit <= 16 else 32 if segments.rank_limit <= 32 else 64
 
 
+def fit_width(block_width: int, bytes_per_column: int, num_stages: int, budget: int) -> int:
+    """Halve a tile's width until its stages fit into a budget of shared memory, in bytes."""
+    while block_width > 16 and block_width * bytes_per_column * num_stages > budget:
+        block_width //= 2
+    return block_width
+
+
 def padded_segments(segments: Segments) -> int:
     """Power of two that holds all segments, in few steps so that few variants are compiled."""
     return max(16, 1 << (segments.count - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=1)
-def _table() -> dict[str, tuple[tuple[int, int, Tiles], ...]]:
+def _table() -> dict[str, tuple[tuple[int, int, int, Tiles], ...]]:
+    """For each kernel: projections, tokens, width, tiles."""
     if not TABLE.exists():
         return {}
     raw = json.loads(TABLE.read_text(encoding="utf-8"))
     return {
-        kernel: tuple((row["tokens"], row["width"], Tiles(**row["tiles"])) for row in rows)
+        kernel: tuple((row.get("projections", 1), row["tokens"], row["width"], Tiles(**row["tiles"])) for row in rows)
         for kernel, rows in raw.items()
     }

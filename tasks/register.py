@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from alto_core.domain import Stage
 from alto_core.registration import register_winner
+from alto_core.report import job_rows, leaderboard
 from alto_core.workspace import Workspace
 from tasks.stage import stage
 
@@ -16,6 +17,12 @@ def register(task_id: str, revision: str, winner: str) -> str:
     workspace = Workspace.open(task_id)
     workspace.begin(Stage.REGISTER)
     registered = register_winner(workspace, winner)
+    jobs = job_rows(workspace.store.jobs(task_id))
+    create_table_artifact(
+        key="leaderboard",
+        description=f"Leaderboard of {task_id}",
+        table=[line.as_dict() for line in leaderboard(jobs, workspace.result)],
+    )
     create_markdown_artifact(
         key="summary",
         description=f"Summary of {task_id}",

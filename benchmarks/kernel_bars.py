@@ -1,0 +1,55 @@
+"""Takes the kernel benchmarks' rows and bars from a GPU machine's output folder into results/."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from benchmarks.bars import RESULTS, record_bar
+
+TARGETS = {
+    "kernels.linear_4x192": "<= 1.40",
+    "kernels.linear_32x192": "<= 1.20",
+    "kernels.linear_4x768": "<= 1.22",
+    "kernels.linear_32x768": "<= 1.15",
+    "kernels.worst_over_best_other": "<= 1.02",
+    "kernels.byte_floor_share_4k": ">= 0.6",
+    "kernels.model_1b_b1": "<= 1.15",
+    "kernels.model_1b_b2": "<= 1.13",
+    "kernels.model_1b_b4": "<= 1.12",
+    "kernels.model_1b_zipf": "<= 1.15",
+    "kernels.model_8b_16": "<= 1.10",
+    "kernels.adamw_bandwidth_share": ">= 0.6",
+}
+
+
+def merge(folder: Path, name: str) -> None:
+    """Take in `name`.csv and the bars of `name`.json, each with the machine that measured it."""
+    measured = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    if (folder / f"{name}.csv").exists():
+        _merge_rows(folder / f"{name}.csv", RESULTS.with_name(f"{name}.csv"))
+    for bar, value in measured["bars"].items():
+        record_bar(
+            bar,
+            value,
+            target=TARGETS[bar],
+            unit="ratio",
+            gpu=measured["gpu"],
+            versions=measured["versions"],
+            command=f"python benchmarks/bench_{name}.py --out FOLDER",
+        )
+
+
+def _merge_rows(source: Path, target: Path) -> None:
+    """New rows replace the old ones with the same first column; the others stay."""
+    with source.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    kept = []
+    if target.exists():
+        measured = {row[0] for row in rows}
+        with target.open(newline="", encoding="utf-8") as file:
+            kept = [row for row in list(csv.reader(file))[1:] if row[0] not in measured]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *kept, *rows])
