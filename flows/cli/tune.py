@@ -30,6 +30,7 @@ from flows.cli.output import dump, stdout_for
 from flows.cli.view import TaskView, Watcher
 
 POLL_SECONDS = 0.5
+PIPE_WIDTH = 140
 
 
 class Display(Protocol):
@@ -71,7 +72,8 @@ def make_display(settings: Settings, stream: IO[str], *, as_json: bool, plain: b
     """JSON lines, a live picture on a terminal, or plain lines."""
     if as_json:
         return JsonDisplay(settings, stream)
-    console = Console(file=stream, highlight=False)
+    # a file or a pipe has no width; 80 columns, the default, would cut the leaderboard
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
     return LiveDisplay(settings, console) if console.is_terminal and not plain else PlainDisplay(settings, console)
 
 
