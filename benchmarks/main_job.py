@@ -1,7 +1,8 @@
 """The main job as a newcomer meets it: time, memory, repeatability and gain of the quickstart; time of a whole CI run.
 
-    python benchmarks/main_job.py quickstart     # two runs, each in a workspace of its own
-    python benchmarks/main_job.py ci             # one run of .ci/run
+    python benchmarks/main_job.py quickstart              # two runs, each in a workspace of its own
+    python benchmarks/main_job.py quickstart ALTO_HOME    # one run, held against the finished one in that workspace
+    python benchmarks/main_job.py ci                      # one run of .ci/run
 
 Rows go to benchmarks/results/bars.csv.
 """
@@ -70,8 +71,21 @@ def decisions(result: dict[str, Any]) -> list[tuple[Any, ...]]:
     return sorted((row["job_id"], row["state"], row["step"], row["gate_rank"]) for row in result["leaderboard"])
 
 
-def quickstart() -> None:
-    first, second = run_quickstart(), run_quickstart()
+def earlier_run(home: str) -> dict[str, Any]:
+    """The result object of the newest finished quickstart of a workspace."""
+    command = [str(Path(sys.executable).with_name("alto")), "status", "--json"]
+    environment = {**os.environ, "ALTO_HOME": home}
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    tasks = [json.loads(line) for line in listed]
+    newest = next(t["task_id"] for t in tasks if t["task_id"].startswith("word-reversal-") and t["state"] == "finished")
+    shown = subprocess.run([*command, newest], env=environment, capture_output=True, text=True, check=True).stdout
+    result: dict[str, Any] = json.loads(shown.strip().splitlines()[-1])
+    return {**result, "wall_seconds": result["seconds"]}
+
+
+def quickstart(earlier_home: str | None = None) -> None:
+    first = run_quickstart()
+    second = earlier_run(earlier_home) if earlier_home else run_quickstart()
     if decisions(first) != decisions(second) or first["winner"] != second["winner"]:
         raise SystemExit(f"two runs decided differently:\n{decisions(first)}\n{decisions(second)}")
     test = {score["job_id"]: score["metric_value"] for score in first["scores"] if score["split"] == "test"}
@@ -100,4 +114,4 @@ def ci() -> None:
 
 
 if __name__ == "__main__":
-    {"quickstart": quickstart, "ci": ci}[sys.argv[1]]()
+    {"quickstart": quickstart, "ci": ci}[sys.argv[1]](*sys.argv[2:])
