@@ -45,6 +45,12 @@ Rates = Annotated[
 ]
 
 
+def _refuse_two_alphas(section: Any) -> Any:
+    if section.alpha_over_rank is not None and section.lora_alpha is not None:
+        raise ValueError("only one of `lora_alpha` and `alpha_over_rank`")
+    return section
+
+
 class _Dimensions(Section):
     """What grid and random search vary."""
 
@@ -79,11 +85,7 @@ class _Dimensions(Section):
     seed: int = 0
     """Seeds the initial adapters and the dropout masks."""
 
-    @model_validator(mode="after")
-    def _one_alpha(self) -> Self:
-        if self.alpha_over_rank is not None and self.lora_alpha is not None:
-            raise ValueError("only one of `lora_alpha` and `alpha_over_rank`")
-        return self
+    _one_alpha = model_validator(mode="after")(_refuse_two_alphas)
 
 
 class GridSpace(_Dimensions):
@@ -126,11 +128,7 @@ class ListedJob(Section):
     target_modules: ModuleNames | Literal["all-linear"] = "all-linear"
     seed: int = 0
 
-    @model_validator(mode="after")
-    def _one_alpha(self) -> Self:
-        if self.alpha_over_rank is not None and self.lora_alpha is not None:
-            raise ValueError("only one of `lora_alpha` and `alpha_over_rank`")
-        return self
+    _one_alpha = model_validator(mode="after")(_refuse_two_alphas)
 
 
 class ListSpace(Section):
