@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from alto_core import wording
 from alto_core.budget import job_budget, num_samples
 from alto_core.config import TuningTask
 from alto_core.data.prepare import prepare_data
@@ -116,7 +117,7 @@ def _check_init_adapter(folder: Path, jobs: Sequence[LoraJob]) -> None:
 def _summarize(plan: TaskPlan) -> DatasetSummary:
     data = plan.data
     return DatasetSummary(
-        name=plan.task.data.source,
+        name=wording.short_name(plan.task.data.source),
         source=plan.task.data.source,
         digest=data.digest,
         num_train=len(data.train.rows),

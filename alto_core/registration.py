@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alto_core.engine.model_files import declared_name
 from alto_core.report import build_report
 from alto_core.result import RegisteredVersion
 from alto_core.store import EventDraft
@@ -49,7 +50,7 @@ def _tags(workspace: Workspace, winner: str) -> dict[str, str]:
         "alto.task_id": workspace.task_id,
         "alto.job_id": winner,
         "alto.data_digest": workspace.data.digest,
-        "alto.base_model": workspace.task.model.name,
+        "alto.base_model": declared_name(workspace.task.model),
         "alto.base_revision": workspace.task.model.revision or "",
     }
     for score in workspace.result.scores:

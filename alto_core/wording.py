@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import urllib.parse
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from alto_core.domain import JobState
 
@@ -82,3 +83,8 @@ def without_credentials(url: str) -> str:
     if "@" not in parts.netloc:
         return url
     return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
+
+
+def short_name(source: str) -> str:
+    """A local path by its last part, a hub id as it is."""
+    return Path(source).name if Path(source).is_absolute() else source

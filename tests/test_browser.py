@@ -144,9 +144,10 @@ def test_prefect_shows_the_stages_of_the_run(page: Any, links: dict[str, str], r
     page.goto(links["its flow run"])
     page.get_by_text(f"tune {record.task_id}").first.wait_for(timeout=60_000)
     page.get_by_text("Completed").first.wait_for(timeout=30_000)
+    take_picture(page, "prefect-run")
+    page.get_by_role("tab", name="Task Runs").click()
     for stage in ("profile", "warmup", "gate", "continue", "evaluate", "register"):
         page.get_by_text(stage, exact=True).first.wait_for(timeout=30_000)
-    take_picture(page, "prefect-run")
 
 
 def test_the_report_opens_without_a_network(page: Any, record: TaskRecord, jobs: tuple[JobRecord, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from alto_core import wording
 from alto_core.data.report import DataReport
 from alto_core.report.page import render_page
 from alto_core.report.values import ExitTime, JobRow, ReportData, StageTime, TaskFacts
@@ -110,8 +111,8 @@ def _facts(record: TaskRecord) -> TaskFacts:
         name=record.name,
         owner=record.owner,
         state=record.state,
-        model=short_name(task.model.name),
-        data=short_name(task.data.source),
+        model=wording.short_name(task.model.name),
+        data=wording.short_name(task.data.source),
         metric=task.evaluation.metric,
         choose_by=task.evaluation.choose_by,
         task_digest=record.digest,
@@ -122,11 +123,6 @@ def _facts(record: TaskRecord) -> TaskFacts:
         ended=record.ended_at,
         parent_run_id=record.parent_run_id,
     )
-
-
-def short_name(source: str) -> str:
-    """A local path by its last part, a hub id as it is."""
-    return Path(source).name if Path(source).is_absolute() else source
 
 
 def _median_speed(events: Sequence[EventRecord]) -> float | None:

@@ -89,7 +89,12 @@ def _services(settings: Settings, mlflow_port: int, prefect_port: int) -> list[S
                 port=prefect_port,
                 health_path="/api/health",
                 log_file=logs / "prefect.log",
-                environment={"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "true"},
+                environment={
+                    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+                    "DO_NOT_TRACK": "true",
+                    # the page would ask on Prefect's default port, whatever port the server has
+                    "PREFECT_SERVER_UI_API_URL": f"http://{LOOPBACK}:{prefect_port}/api",
+                },
             )
         )
     return services
