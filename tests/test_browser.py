@@ -144,8 +144,9 @@ def test_prefect_shows_the_stages_of_the_run(page: Any, links: dict[str, str], r
     page.goto(links["its flow run"])
     page.get_by_text(f"tune {record.task_id}").first.wait_for(timeout=60_000)
     page.get_by_text("Completed").first.wait_for(timeout=30_000)
+    page.wait_for_timeout(3_000)  # the timeline is drawn on a canvas, which no locator sees
     take_picture(page, "prefect-run")
-    page.get_by_role("tab", name="Task Runs").click()
+    page.get_by_text("Task Runs", exact=True).first.click()
     for stage in ("profile", "warmup", "gate", "continue", "evaluate", "register"):
         page.get_by_text(stage, exact=True).first.wait_for(timeout=30_000)
 
