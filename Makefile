@@ -20,7 +20,7 @@ help:  ## list the targets
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
 	@touch $@
 
-quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about five minutes on two cores
+quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about eight minutes on two cores
 	@$(BIN)/python examples/prepare_quickstart.py quickstart
 	@$(BIN)/alto tune examples/quickstart.yaml
 
