@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -17,6 +18,10 @@ from alto_core.config import TuningTask, parse_task
 from alto_core.settings import Settings, load_settings, prepare_environment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# A busy machine is slow, not wrong: no example is failed for its time.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 # Before prefect or mlflow are imported by any test module.
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
