@@ -6,11 +6,10 @@ knows neither MLflow nor the early-exit rules, and a verdict takes effect at a f
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.budget import rows_of_step
@@ -44,17 +43,6 @@ class _Active:
     step: int
 
 
-@dataclass
-class _Measured:
-    """What has come together since the last boundary."""
-
-    steps: list[StepRecord] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
-
-    def tokens_per_second(self) -> float:
-        return sum(record.num_tokens for record in self.steps) / max(time.monotonic() - self.started, 1e-9)
-
-
 class Executor:
     """Trains stretches of many jobs side by side.
 
@@ -76,32 +64,34 @@ class Executor:
         left first, then any that fits. At the end of a stretch the job's state and best adapter lie in its folder.
 
         Yields:
-            A `Boundary` after each joint step at which a job was evaluated or became non-finite, or when one could not
-            be admitted. Send the verdicts.
+            A `Boundary` after each joint step at which a job was evaluated, or when one could not be admitted. Send the
+            verdicts. Steps in between are not waited for, so a job whose loss or gradient is no number any more shows
+            it at the boundary; such steps update nothing.
         """
         waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
         active: dict[str, _Active] = {}
         self._failures = []
         self._backfill(waiting, active, None)
-        measured = _Measured()
+        started = time.monotonic()
         while active or self._failures:
-            records = self._engine.step({job_id: self._rows(a) for job_id, a in active.items()}) if active else ()
-            measured.steps.extend(records)
-            for record in records:
-                active[record.job_id].step = record.step
+            if active:
+                self._engine.step({job_id: self._rows(a) for job_id, a in active.items()})
+            for moved in active.values():
+                moved.step += 1
             evaluations = self._evaluate_due(active)
-            if evaluations or self._failures or any(_is_non_finite(record) for record in records):
+            if evaluations or self._failures:
+                steps = self._engine.take_records()
                 failures, self._failures = tuple(self._failures), []
                 verdicts = yield Boundary(
-                    steps=tuple(measured.steps),
+                    steps=steps,
                     evaluations=evaluations,
                     failures=failures,
                     running=tuple(active),
-                    tokens_per_second=measured.tokens_per_second(),
+                    tokens_per_second=_tokens_per_second(steps, time.monotonic() - started),
                 )
                 for verdict in verdicts:
                     self._leave(active.pop(verdict.job_id).run, waiting, active)
-                measured = _Measured()
+                started = time.monotonic()
             for job_id, reached in [(j, a) for j, a in active.items() if a.step >= a.run.target_step]:
                 self._engine.save(job_id, reached.run.folder / "state")
                 del active[job_id]
@@ -162,5 +152,5 @@ class Executor:
             self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
 
 
-def _is_non_finite(record: StepRecord) -> bool:
-    return not (math.isfinite(record.train_loss) and math.isfinite(record.grad_norm))
+def _tokens_per_second(steps: Sequence[StepRecord], seconds: float) -> float:
+    return sum(record.num_tokens for record in steps) / max(seconds, 1e-9)

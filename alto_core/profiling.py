@@ -98,6 +98,7 @@ def _measure_step(backbone: Backbone, job: LoraJob, data: TaskData, data_seed: i
         with _peak_memory(backbone.device) as peak:
             started = time.perf_counter()
             engine.step({job.job_id: batch})
+            engine.take_records()
             seconds = time.perf_counter() - started
     finally:
         engine.close()

@@ -154,6 +154,8 @@ class Workspace:
             target_modules=sorted({name for job in jobs for name in job.target_modules}),
             num_slots=num_slots,
             rank_rows=sum(largest),
+            max_lora_rank=largest[0],
+            max_row_tokens=max(len(row.token_ids) for row in (*self.data.train.rows, *self.data.validation.rows)),
         )
         try:
             yield engine

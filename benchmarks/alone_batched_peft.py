@@ -159,7 +159,8 @@ def train_engine(case: Case, jobs: Sequence[LoraJob], steps: int, folder: Path) 
         for job in jobs:
             engine.admit(job, budget)
         for step in range(1, steps + 1):
-            for record in engine.step({job.job_id: case.batch(job, step) for job in jobs}):
+            engine.step({job.job_id: case.batch(job, step) for job in jobs})
+            for record in engine.take_records():
                 losses[record.job_id].append(record.train_loss)
         for job in jobs:
             engine.export(job.job_id, folder / "adapters" / job.job_id)

@@ -70,21 +70,18 @@ class Segments:
     """int32, the bit pattern of the unsigned number below which `random_mask` drops."""
     dropout_seeds_S: Tensor
     """int32, the bit pattern of an unsigned seed."""
+    num_tokens: int
+    """Tokens of the layer's input: all segments' and, in a step of fixed size, those behind them that fill it up."""
+    has_dropout: bool
+    """Whether kernels make masks at all."""
     on_host: tuple[HostSegment, ...]
+    """Empty where the device tensors are overwritten from step to step; then only kernels can run."""
     rank_limit: int
     """No segment's rank is larger, also after `overwrite_with`. Kernels lay out their grids by it."""
 
     @property
-    def num_tokens(self) -> int:
-        return sum(segment.num_tokens for segment in self.on_host)
-
-    @property
     def count(self) -> int:
-        return len(self.on_host)
-
-    @property
-    def has_dropout(self) -> bool:
-        return any(segment.dropout for segment in self.on_host)
+        return len(self.ranks_S)
 
     @property
     def shrunk_width(self) -> int:
@@ -167,6 +164,8 @@ def make_segments(
         dropout_S=column([s.dropout for s in placed], torch.float32),
         dropout_thresholds_S=column([_as_signed(drop_threshold(s.dropout)) for s in placed], torch.int32),
         dropout_seeds_S=column([_as_signed(s.dropout_seed) for s in placed], torch.int32),
+        num_tokens=start,
+        has_dropout=any(s.dropout for s in placed),
         on_host=tuple(placed),
         rank_limit=max(1, largest if rank_limit is None else rank_limit),
     )

@@ -74,7 +74,7 @@ def norms_kernel(sums, job_of_row, norms, num_rows, num_blocks, BLOCK_ROWS: tl.c
 def adamw_kernel(
     weights, grads, exp_avg, exp_avg_sq, shadow,
     job_of_row, is_updated, learning_rate, weight_decay, beta1, beta2, epsilon, correction1, correction2_sqrt,
-    max_grad_norm, norms, width, num_blocks,
+    max_grad_norm, norms, losses, width, num_blocks,
     HAS_SHADOW: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) // num_blocks
@@ -82,7 +82,8 @@ def adamw_kernel(
     if job < 0:
         return
     norm = tl.load(norms + job)
-    is_finite = norm < float("inf")  # false for NaN as well
+    # Comparisons are false for NaN as well.
+    is_finite = (norm < float("inf")) & (tl.abs(tl.load(losses + job)) < float("inf"))
     if (tl.load(is_updated + job) == 0) | (is_finite == 0):
         return
     column = (tl.program_id(0) % num_blocks) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
@@ -130,17 +131,19 @@ def adamw_update_(
     exp_avg_sq_RW: Tensor,
     state: AdamWState,
     *,
+    losses_J: Tensor | None = None,
     shadow_RW: Tensor | None = None,
 ) -> Tensor:
-    """Clip and update every job that is to be updated and whose gradient is finite; gives the norms before clipping.
+    """Clip and update every job that is to be updated and whose gradient and loss are finite.
 
     Args:
         params_RW, grads_RW, exp_avg_RW, exp_avg_sq_RW: contiguous float32. Gradients are read only.
         state: of this update.
+        losses_J: float32; a job whose loss is not finite is not updated. None: gradients alone decide.
         shadow_RW: copy of the parameters in the compute dtype, kept up to date; None: there is none.
 
     Returns:
-        norms_J, float32.
+        norms_J, float32, before clipping.
     """
     num_rows, width = params_RW.shape
     norms_J = gradient_norms(grads_RW, state.job_of_row_R, len(state.learning_rate_J))
@@ -149,6 +152,7 @@ def adamw_update_(
         params_RW, grads_RW, exp_avg_RW, exp_avg_sq_RW, params_RW if shadow_RW is None else shadow_RW,
         state.job_of_row_R, state.is_updated_J, state.learning_rate_J, state.weight_decay_J, state.beta1_J,
         state.beta2_J, state.epsilon_J, state.correction1_J, state.correction2_sqrt_J, state.max_grad_norm_J,
-        norms_J, width, num_blocks, HAS_SHADOW=shadow_RW is not None, BLOCK_WIDTH=BLOCK, num_warps=8,
+        norms_J, norms_J if losses_J is None else losses_J, width, num_blocks,
+        HAS_SHADOW=shadow_RW is not None, BLOCK_WIDTH=BLOCK, num_warps=8,
     )  # fmt: skip
     return norms_J

@@ -1,4 +1,4 @@
-"""Rows of many jobs in one flat token sequence, without padding: the one place where data becomes tensors.
+"""Rows of many jobs in one flat token sequence, without padding, as arrays on the host.
 
 Shape legend: T tokens of the pack, N rows, N1 = N + 1, S1 = slots + 1, P labels. Rows of a slot lie side by side,
 slot after slot. Position t predicts token t + 1 of the same row, so a label's logits stand one position before it.
@@ -9,35 +9,35 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from alto_core.data.rows import TokenRow
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PackedBatch:
-    """One joint step's tokens on one device."""
+    """The tokens of one pass."""
 
-    token_ids_T: torch.Tensor
-    """int64."""
-    position_ids_T: torch.Tensor
-    """int64; restarts at 0 with each row."""
-    row_offsets_N1: torch.Tensor
-    """int32, cumulative: row n holds tokens [row_offsets[n], row_offsets[n + 1])."""
-    slot_offsets_S1: torch.Tensor
-    """int32, cumulative tokens: slot s holds tokens [slot_offsets[s], slot_offsets[s + 1])."""
-    label_positions_P: torch.Tensor
-    """int64, rising: the position whose logits predict the label."""
-    label_ids_P: torch.Tensor
-    """int64: the token that is to be predicted."""
-    label_rows_P: torch.Tensor
-    """int64: the label's row, 0 .. N - 1."""
+    token_ids_T: NDArray[np.int64]
+    position_ids_T: NDArray[np.int64]
+    """Restarts at 0 with each row."""
+    row_offsets_N1: NDArray[np.int32]
+    """Cumulative: row n holds tokens [row_offsets[n], row_offsets[n + 1])."""
+    slot_offsets_S1: NDArray[np.int32]
+    """Cumulative tokens: slot s holds tokens [slot_offsets[s], slot_offsets[s + 1])."""
+    label_positions_P: NDArray[np.int64]
+    """Rising: the position whose logits predict the label."""
+    label_ids_P: NDArray[np.int64]
+    """The token that is to be predicted."""
+    label_rows_P: NDArray[np.int64]
+    """The label's row, 0 .. N - 1."""
     row_slots: tuple[int, ...]
     """Slot of each row."""
     row_lengths: tuple[int, ...]
-    """Tokens of each row, known without asking the device."""
+    """Tokens of each row."""
 
     @property
     def num_tokens(self) -> int:
@@ -48,12 +48,11 @@ class PackedBatch:
         return len(self.row_lengths)
 
 
-def pack_rows(rows_by_slot: Sequence[Sequence[TokenRow]], device: torch.device | str) -> PackedBatch:
+def pack_rows(rows_by_slot: Sequence[Sequence[TokenRow]]) -> PackedBatch:
     """Lay the rows of all slots one after the other.
 
     Args:
         rows_by_slot: for each slot its rows; a slot without rows takes no tokens.
-        device: where the tensors go.
     """
     rows = [row for slot_rows in rows_by_slot for row in slot_rows]
     row_lengths = [len(row.token_ids) for row in rows]
@@ -68,17 +67,14 @@ def pack_rows(rows_by_slot: Sequence[Sequence[TokenRow]], device: torch.device |
     assert not label_mask[starts[lengths > 0]].any(), "nothing predicts a row's first token"
     targets = np.flatnonzero(label_mask)
 
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
-
     return PackedBatch(
-        token_ids_T=tensor(token_ids),
-        position_ids_T=tensor(np.arange(num_tokens) - np.repeat(starts, lengths)),
-        row_offsets_N1=tensor(np.array(row_offsets, dtype=np.int32)),
-        slot_offsets_S1=tensor(np.array(slot_offsets, dtype=np.int32)),
-        label_positions_P=tensor(targets - 1),
-        label_ids_P=tensor(token_ids[targets]),
-        label_rows_P=tensor(row_of_token[targets]),
+        token_ids_T=token_ids,
+        position_ids_T=np.arange(num_tokens) - np.repeat(starts, lengths),
+        row_offsets_N1=np.array(row_offsets, dtype=np.int32),
+        slot_offsets_S1=np.array(slot_offsets, dtype=np.int32),
+        label_positions_P=targets - 1,
+        label_ids_P=token_ids[targets],
+        label_rows_P=row_of_token[targets],
         row_slots=tuple(slot for slot, slot_rows in enumerate(rows_by_slot) for _ in slot_rows),
         row_lengths=tuple(row_lengths),
     )
@@ -88,5 +84,5 @@ def _cumulative(lengths: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(lengths)]
 
 
-def _flat(parts: Sequence[Sequence[int]], dtype: type[np.generic], size: int) -> np.ndarray:
+def _flat(parts: Sequence[Sequence[int]], dtype: type[np.generic], size: int) -> NDArray[Any]:
     return np.fromiter(itertools.chain.from_iterable(parts), dtype=dtype, count=size)

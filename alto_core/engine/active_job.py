@@ -26,8 +26,6 @@ class ActiveJob:
     """Layers that the job adapts."""
     step: int = 0
     """Updates made."""
-    best_params_rW: Tensor | None = None
-    """The adapter with the lowest validation loss so far, on the CPU."""
     best_val_loss: float | None = None
     best_step: int | None = None
     layer_indices: frozenset[int] = field(init=False)
@@ -53,15 +51,16 @@ class ActiveJob:
         )
 
     def keep_best(self, val_loss: float) -> bool:
-        """Copy the adapter aside if its validation loss is the lowest so far. A loss that is not finite never is."""
+        """Set the adapter aside if its validation loss is the lowest so far. A loss that is not finite never is."""
         if not val_loss < (float("inf") if self.best_val_loss is None else self.best_val_loss):
             return False
-        self.best_params_rW = self.block.params_rW.to("cpu", copy=True)
+        self.block.best_rW.copy_(self.block.params_rW)
         self.best_val_loss, self.best_step = val_loss, self.step
         return True
 
     def best_or_current(self) -> Tensor:
-        return self.block.params_rW if self.best_params_rW is None else self.best_params_rW
+        """Rank rows of the adapter with the lowest validation loss, or of the current one where there is none."""
+        return self.block.params_rW if self.best_step is None else self.block.best_rW
 
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.block.params_rW).all())

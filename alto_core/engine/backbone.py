@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from alto_core.config import ModelSection
 from alto_core.engine.model_files import LOADING_ERRORS, as_model_error, declared_name, load_config
-from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows, register_packed_attention
+from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows, RaggedRows, register_packed_attention
 from alto_core.engine.target_modules import LinearLayer, find_linear_layers
 from alto_core.errors import ModelError
 
@@ -37,6 +37,10 @@ class Backbone:
     """What exported adapters give as their base model: a hub id or the folder's own name, never a path."""
     layers: tuple[LinearLayer, ...]
     """All linear layers that can be adapted."""
+    head: nn.Linear | None
+    """The output head, where logits are its product with the last hidden states and nothing else."""
+    takes_ragged_rows: bool
+    """Whether flash attention on rows of any length serves all layers: CUDA, half precision, no bent scores."""
     max_positions: int | None
     """Longest sequence that the model was made for; None when it does not say."""
 
@@ -74,6 +78,8 @@ def load_backbone(section: ModelSection, device: str) -> Backbone:
         dtype=dtype,
         name=declared_name(section),
         layers=find_linear_layers(model),
+        head=_plain_head(model),
+        takes_ragged_rows=_takes_ragged_rows(model, torch.device(device), dtype),
         max_positions=getattr(model.config, "max_position_embeddings", None),
     )
     _loaded = (key, backbone)
@@ -89,7 +95,7 @@ def release_backbone() -> None:
 
 
 def packed_logits(
-    model: Any, token_ids_T: Tensor, position_ids_T: Tensor, rows: PackedRows, positions_P: Tensor
+    model: Any, token_ids_T: Tensor, position_ids_T: Tensor, rows: PackedRows | RaggedRows, positions_P: Tensor
 ) -> Tensor:
     """Logits [P, vocabulary] at chosen positions of a packed sequence, by the model's own forward and head."""
     output = model(
@@ -101,6 +107,18 @@ def packed_logits(
         packed_rows=rows,
     )
     return output.logits[0]
+
+
+def packed_hidden(model: Any, token_ids_T: Tensor, position_ids_T: Tensor, rows: PackedRows | RaggedRows) -> Tensor:
+    """Last hidden states [T, D] of a packed sequence, what the output head reads."""
+    output = model.base_model(
+        input_ids=token_ids_T[None],
+        position_ids=position_ids_T[None],
+        attention_mask=None,
+        use_cache=False,
+        packed_rows=rows,
+    )
+    return output.last_hidden_state[0]
 
 
 class _CountedRows(PackedRows):
@@ -140,6 +158,28 @@ def check_rows_are_apart(model: Any, name: str) -> None:
             f"attention, and logits move by {change / spread:.2g} of their spread (expected at most {tolerance:g}) "
             "with another neighbour. Use a model with plain causal attention in all layers."
         )
+
+
+@torch.inference_mode()
+def _plain_head(model: Any) -> nn.Linear | None:
+    """The head if its product with the hidden states gives the model's logits; None where those are scaled or bent."""
+    head, device = model.get_output_embeddings(), next(model.parameters()).device
+    ids_T = torch.arange(1, 7, device=device) % model.config.vocab_size
+    positions_T = torch.arange(6, device=device)
+    rows = PackedRows((6,), device)
+    own = packed_logits(model, ids_T, positions_T, rows, positions_T)
+    hidden = packed_hidden(model, ids_T, positions_T, rows)
+    if not isinstance(head, nn.Linear) or hidden.shape[-1] != head.in_features:
+        return None
+    return head if torch.allclose(head(hidden), own, rtol=1e-3, atol=1e-3 * own.float().std().item()) else None
+
+
+def _takes_ragged_rows(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    text_config = model.config.get_text_config()
+    bends_scores = getattr(text_config, "attn_logit_softcapping", None) is not None
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or bends_scores:
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @torch.inference_mode()

@@ -64,25 +64,24 @@ def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path) -> Non
     state = json.loads((state_folder / "state.json").read_text(encoding="utf-8"))
     _check_job(state, active.job, state_folder)
     active.step, active.best_step, active.best_val_loss = state["step"], state["best_step"], state["best_val_loss"]
-    if active.best_step is not None:
-        active.best_params_rW = active.block.params_rW.to("cpu", copy=True).zero_()
     for name, buffer_rW in _buffers(active).items():
         path = state_folder / f"{name}.safetensors"
         if not path.is_file():
             raise EngineError(f"checkpoint {state_folder}: expected a file {path.name}, got none. Restart the job.")
         _fill(slots, buffer_rW, active.layers, load_file(path), path)
+    active.block.publish()
 
 
 def _buffers(active: ActiveJob) -> dict[str, Tensor]:
     block = active.block
     buffers = {"params": block.params_rW, "exp_avg": block.exp_avg_rW, "exp_avg_sq": block.exp_avg_sq_rW}
-    return buffers if active.best_params_rW is None else {**buffers, "best": active.best_params_rW}
+    return buffers if active.best_step is None else {**buffers, "best": block.best_rW}
 
 
 def _tensors(slots: AdapterSlots, buffer_rW: Tensor, layers: Sequence[LinearLayer]) -> dict[str, Tensor]:
     """By layer and side, so that an engine with other adapted layers can read it. B stays transposed, as in memory."""
     named = {}
-    for layer, a_rI, b_rO in slots.by_layer(buffer_rW, layers):
+    for layer, a_rI, b_rO in slots.by_layer(buffer_rW.cpu(), layers):
         named[f"{layer.name}.lora_A"], named[f"{layer.name}.lora_B"] = a_rI.contiguous(), b_rO.contiguous()
     return named
 

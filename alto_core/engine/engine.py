@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
+
 from alto_core.data.rows import TokenRow
 from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
 from alto_core.engine.active_job import ActiveJob
@@ -15,12 +17,16 @@ from alto_core.engine.checkpoint import load_checkpoint, save_checkpoint
 from alto_core.engine.export import export_adapter, read_adapter
 from alto_core.engine.generation import generate_greedily
 from alto_core.engine.initialization import initial_a
+from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting, attach, detach
+from alto_core.engine.passes import PassRunner
+from alto_core.engine.regional_compile import compile_layers, uncompile_layers
 from alto_core.engine.slots import AdapterSlots
-from alto_core.engine.step import train_step
+from alto_core.engine.step import JointStepper
 from alto_core.engine.target_modules import select_layers
 from alto_core.engine.validation import row_losses
 from alto_core.errors import EngineError, ModelError
+from kernels.grouped_lora import runs_on_triton
 
 PASS_TOKENS = {"cpu": 1024, "cuda": 16384}
 """Tokens of one training pass where the caller does not say. On a CPU larger passes take memory and save no time."""
@@ -37,8 +43,13 @@ class Engine:
         target_modules: name endings of all layers that any job adapts.
         num_slots: most jobs at a time.
         rank_rows: sum of their ranks.
+        max_lora_rank: of any job; None: `rank_rows`.
         max_pass_tokens: tokens of one training pass, which bounds the memory of activations; a joint step with more
             takes several. One micro batch is never divided. None: by kind of device.
+        max_row_tokens: of the longest row, so that captured passes need not be captured anew for it; a longer one is
+            taken all the same.
+        cuda_graph: where the device can, compile the model's layers and replay passes from CUDA graphs. False runs
+            the same operations one by one, for debugging.
     """
 
     def __init__(
@@ -48,7 +59,10 @@ class Engine:
         target_modules: Sequence[str],
         num_slots: int,
         rank_rows: int,
+        max_lora_rank: int | None = None,
         max_pass_tokens: int | None = None,
+        max_row_tokens: int = 1,
+        cuda_graph: bool = True,
     ):
         layers = select_layers(backbone.layers, target_modules)
         if not layers:
@@ -56,11 +70,33 @@ class Engine:
                 f"target_modules: got {list(target_modules)}, which match no linear layer of {backbone.name!r}."
             )
         self._backbone = backbone
-        self._slots = AdapterSlots(layers, num_slots=num_slots, rank_rows=rank_rows, device=backbone.device)
-        self._max_pass_tokens = max_pass_tokens or PASS_TOKENS[backbone.device.type]
+        on_kernels = runs_on_triton(backbone.device, backbone.dtype)
+        self._slots = AdapterSlots(
+            layers,
+            num_slots=num_slots,
+            rank_rows=rank_rows,
+            device=backbone.device,
+            shadow_dtype=backbone.dtype if on_kernels and backbone.dtype != torch.float32 else None,
+        )
         self._routing = LoraRouting()
         self._active: dict[str, ActiveJob] = {}
+        self._max_lora_rank = max_lora_rank or rank_rows
+        optimizer = JointAdamW(self._slots) if on_kernels else None
+        self._runner = PassRunner(
+            backbone,
+            self._routing,
+            optimizer,
+            num_slots=num_slots,
+            max_lora_rank=self._max_lora_rank,
+            max_row_tokens=max_row_tokens,
+            on_kernels=on_kernels,
+            capture=cuda_graph and on_kernels and backbone.takes_ragged_rows,
+        )
+        max_tokens = max_pass_tokens or PASS_TOKENS[backbone.device.type]
+        self._stepper = JointStepper(self._runner, optimizer, max_pass_tokens=max_tokens)
         attach(backbone.model, self._slots, self._routing)
+        if self._runner.captures:
+            compile_layers(backbone.model)
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +113,7 @@ class Engine:
 
     def fits(self, job: LoraJob) -> bool:
         """Whether a slot and enough neighbouring rank rows are free."""
-        return self._slots.find(job.lora_rank) is not None
+        return job.lora_rank <= self._max_lora_rank and self._slots.find(job.lora_rank) is not None
 
     def admit(self, job: LoraJob, budget: JobBudget, *, init_adapter: Path | None = None) -> None:
         """Give a job a slot and its initial adapter: PEFT's initialization, or the function of an existing adapter.
@@ -97,6 +133,7 @@ class Engine:
                 trained_scale = read_adapter(active, self._slots, init_adapter)
                 for _, _, b_rO in self._slots.by_layer(active.block.params_rW, active.layers):
                     b_rO.mul_(trained_scale / job.scale)
+            active.block.publish()
         except BaseException:
             self.evict(job.job_id)
             raise
@@ -128,6 +165,7 @@ class Engine:
                 raise ModelError(
                     f"{folder}: got an adapter of scale {trained_scale:g}, expected {job.scale:g}, as in {job.job_id}."
                 )
+            active.block.publish()
         except BaseException:
             self.evict(job.job_id)
             raise
@@ -141,18 +179,22 @@ class Engine:
         self._slots.give_back(self._of(job_id).block)
         del self._active[job_id]
 
-    def step(self, rows_by_job: Mapping[str, Sequence[TokenRow]]) -> tuple[StepRecord, ...]:
+    def step(self, rows_by_job: Mapping[str, Sequence[TokenRow]]) -> None:
         """Make one optimizer update of each named job, all in shared passes; other jobs do not move.
+
+        On CUDA the step is enqueued, and the call returns before it is done.
 
         Args:
             rows_by_job: the rows of each job's update, cut into micro batches of its adapter batch size.
-
-        Returns:
-            One record per job, in the same order. A loss or gradient that is not finite leaves its job's adapter alone.
         """
-        jobs = [self._of(job_id) for job_id in rows_by_job]
-        rows = list(rows_by_job.values())
-        return train_step(self._backbone, self._routing, jobs, rows, max_pass_tokens=self._max_pass_tokens)
+        self._stepper.step([self._of(job_id) for job_id in rows_by_job], list(rows_by_job.values()))
+
+    def take_records(self) -> tuple[StepRecord, ...]:
+        """What the steps since the last call measured: one record per job and step, in the order of the steps.
+
+        Waits for the device. A loss or gradient that is not finite left its job's adapter alone.
+        """
+        return self._stepper.take_records()
 
     def evaluate(self, job_ids: Sequence[str], rows: Sequence[TokenRow], *, max_tokens: int) -> dict[str, RowLosses]:
         """Losses of all rows under each job's current adapter; `UNTUNED` is the base model alone.
@@ -161,11 +203,11 @@ class Engine:
             max_tokens: tokens of one forward pass. It changes speed and memory, not the numbers.
         """
         adapters = [self._adapter(job_id) for job_id in job_ids]
-        losses = row_losses(self._backbone, self._routing, adapters, rows, max_tokens=max_tokens)
+        losses = row_losses(self._runner, adapters, rows, max_tokens=max_tokens)
         return dict(zip(job_ids, losses, strict=True))
 
     def keep_best(self, job_id: str, val_loss: float) -> bool:
-        """Set the current adapter aside, on the CPU, if its validation loss is the lowest so far."""
+        """Set the current adapter aside if its validation loss is the lowest so far."""
         return self._of(job_id).keep_best(val_loss)
 
     def export(self, job_id: str, folder: Path, *, best: bool = True) -> None:
@@ -203,7 +245,9 @@ class Engine:
 
     def close(self) -> None:
         """Take the adapters off the backbone and forget all jobs."""
+        uncompile_layers(self._backbone.model)
         detach(self._backbone.model)
+        self._runner.close()
         self._active.clear()
 
     def _adapter(self, job_id: str) -> ActiveJob | None:

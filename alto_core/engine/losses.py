@@ -1,33 +1,50 @@
-"""Token losses of a packed batch, in float32, from logits at label positions alone.
+"""Token losses of a pass, in float32, from the model's output at label positions alone.
 
-Shape suffixes: T tokens, N rows, P labels, V vocabulary.
+Shape suffixes: T tokens, N rows, P labels, D model width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from alto_core.data.packing import PackedBatch
-from alto_core.engine.backbone import Backbone, packed_logits
-from alto_core.engine.packed_attention import PackedRows
-
-HEAD_ROWS = 16
-"""Rows through the output head are a multiple of this. For a few odd rows CPU libraries add up the head's long sums, a
-vocabulary each, ten times less exactly, and attention that rests on one token amplifies that a hundredfold."""
+from alto_core.engine.backbone import Backbone, packed_hidden, packed_logits
+from alto_core.engine.packed_attention import PackedRows, RaggedRows
+from alto_core.engine.pass_inputs import PassInputs
+from kernels.linear_cross_entropy import linear_cross_entropy
 
 
-def token_losses(backbone: Backbone, batch: PackedBatch) -> Tensor:
-    """Negative log-likelihood of every label, nats, float32. The batch holds at least one label."""
-    rows = PackedRows(batch.row_lengths, backbone.device)
-    num_labels = len(batch.label_ids_P)
-    positions = functional.pad(batch.label_positions_P, (0, -num_labels % HEAD_ROWS))
-    logits_PV = packed_logits(backbone.model, batch.token_ids_T, batch.position_ids_T, rows, positions)[:num_labels]
-    return functional.cross_entropy(logits_PV.float(), batch.label_ids_P, reduction="none")
+def pass_losses(backbone: Backbone, inputs: PassInputs, rows: PackedRows | RaggedRows) -> tuple[Tensor, Tensor]:
+    """The objective whose gradient is every job's own, and the negative log-likelihood of every label.
+
+    A token passes a gradient of its own weight, whatever the other losses are: a NaN stays alone.
+
+    Returns:
+        The weighted sum of the losses, float32 scalar; the losses in nats, float32 [P], without gradient.
+    """
+    if backbone.head is None:
+        # The model does more to its logits than one product; its own forward knows what.
+        logits_PV = packed_logits(
+            backbone.model, inputs.token_ids_T, inputs.position_ids_T, rows, inputs.label_positions_P
+        )
+        losses_P = functional.cross_entropy(logits_PV.float(), inputs.label_ids_P, reduction="none")
+        weighted_P = losses_P * inputs.label_weights_P
+        return torch.where(inputs.label_weights_P == 0, 0.0, weighted_P).sum(), losses_P.detach()
+    hidden_TD = packed_hidden(backbone.model, inputs.token_ids_T, inputs.position_ids_T, rows)
+    return linear_cross_entropy(
+        hidden_TD.index_select(0, inputs.label_positions_P),
+        backbone.head.weight,
+        backbone.head.bias,
+        inputs.label_ids_P,
+        inputs.label_weights_P,
+    )
 
 
-def row_loss_sums(losses_P: Tensor, batch: PackedBatch) -> list[float]:
+def sums_by_row(losses_P: NDArray[np.float32], label_rows_P: NDArray[np.int64], num_rows: int) -> NDArray[np.float64]:
     """Sum of token losses of each row, added up in float64; 0 for a row without labels."""
-    sums_N = torch.zeros(batch.num_rows, dtype=torch.float64, device=losses_P.device)
-    return sums_N.index_add_(0, batch.label_rows_P, losses_P.detach().double()).tolist()
+    sums_N = np.zeros(num_rows)
+    np.add.at(sums_N, label_rows_P, losses_P)
+    return sums_N

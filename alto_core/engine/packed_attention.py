@@ -1,15 +1,17 @@
 """Attention over packed rows that do not see each other, registered with transformers as `alto_packed`.
 
-All rows of a step lie in one sequence [1, T] with restarting positions. The attention scatters them into a right-padded
-batch, runs one causal product there, and gathers the tokens back: causality alone keeps the padding unseen, so no mask
-is built. The layout travels as the keyword argument `packed_rows` from the model's forward to here; a model that loses
-it on the way is refused, never run with rows that see each other.
+All rows of a step lie in one sequence [1, T] with restarting positions. On CUDA in half precision flash attention takes
+them as they lie (`RaggedRows`). Elsewhere (`PackedRows`) they are scattered into a right-padded batch, go through one
+causal product there, and are gathered back: causality alone keeps the padding unseen, so no mask is built. The layout
+travels as the keyword argument `packed_rows` from the model's forward to here; a model that loses it on the way is
+refused, never run with rows that see each other.
 
-Shape suffixes: T tokens, N rows, L longest row, H heads, K key/value heads, D head width.
+Shape suffixes: T tokens, N rows, N1 = N + 1, L longest row, H heads, K key/value heads, D head width.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,11 +63,42 @@ class PackedRows:
         return flat if self.padded_index_T is None else flat.index_select(0, self.padded_index_T)
 
 
+@dataclass(frozen=True, eq=False)
+class RaggedRows:
+    """Where the rows begin, read on the device: a captured CUDA graph serves whatever rows are written there."""
+
+    offsets_N1: Tensor
+    """int32, cumulative."""
+    longest: int
+    """No row has more tokens."""
+
+    def attend(
+        self, query_HTD: Tensor, key_KTD: Tensor, value_KTD: Tensor, scaling: float | None, sliding_window: int | None
+    ) -> Tensor:
+        """Causal attention within each row, [T, H, D]; half precision only."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        query_THD, key_TKD, value_TKD = (x.transpose(0, 1) for x in (query_HTD, key_KTD, value_KTD))
+        window = -1 if sliding_window is None or sliding_window >= self.longest else sliding_window - 1
+        # Releases without this argument take fewer key heads than query heads without being told.
+        grouped: dict[str, Any] = (
+            {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+        )
+        offsets, longest = self.offsets_N1, self.longest
+        out_THD = varlen_attn(
+            query_THD, key_TKD, value_TKD, offsets, offsets, longest, longest,
+            scale=scaling, window_size=(window, 0), **grouped,
+        )  # fmt: skip
+        assert isinstance(out_THD, Tensor)
+        return out_THD
+
+
 def register_packed_attention() -> None:
     """Make `attn_implementation="alto_packed"` known to transformers. Doing it again changes nothing."""
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -77,7 +110,7 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    packed_rows: PackedRows | None = None,
+    packed_rows: PackedRows | RaggedRows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D].
@@ -88,6 +121,9 @@ def packed_attention(
     _refuse_unsupported(module, attention_mask, packed_rows, kwargs)
     assert packed_rows is not None
     assert dropout == 0.0, "the backbone is frozen and in eval mode"
+    if isinstance(packed_rows, RaggedRows):
+        assert softcap is None, "flash attention bends no scores; such models take PackedRows"
+        return packed_rows.attend(query[0], key[0], value[0], scaling, sliding_window)[None], None
     query_NHLD, key_NKLD, value_NKLD = (packed_rows.scatter(x[0]) for x in (query, key, value))
     has_groups = query.shape[1] != key.shape[1]
     band_LL = _sliding_band(packed_rows.longest, sliding_window, query.device)
@@ -107,7 +143,7 @@ def packed_attention(
 
 
 def _refuse_unsupported(
-    module: nn.Module, mask: Tensor | None, packed_rows: PackedRows | None, kwargs: dict[str, Any]
+    module: nn.Module, mask: Tensor | None, packed_rows: PackedRows | RaggedRows | None, kwargs: dict[str, Any]
 ) -> None:
     name = type(module).__name__
     if packed_rows is None:

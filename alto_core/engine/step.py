@@ -3,6 +3,10 @@
 A job's loss is the sum of its token losses over all rows of the update, divided by the number of trained tokens of all
 these rows. So gradient accumulation gives what one large batch gives, and neither other jobs nor the cut into micro
 batches changes a job's gradient.
+
+On Triton kernels nobody waits for a step: losses and norms stay on the device until `take_records`.
+
+Shape suffixes: P labels, J slots.
 """
 
 from __future__ import annotations
@@ -10,60 +14,149 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from alto_core.data.packing import pack_rows
 from alto_core.data.rows import TokenRow
 from alto_core.domain import StepRecord
 from alto_core.engine.active_job import ActiveJob
-from alto_core.engine.backbone import Backbone
-from alto_core.engine.lora_linear import LoraRouting
-from alto_core.engine.losses import row_loss_sums, token_losses
+from alto_core.engine.joint_adamw import JointAdamW, Update
 from alto_core.engine.optimizer import adamw_update, gradient_norm, learning_rate
-from kernels.segments import make_segments
+from alto_core.engine.passes import PassKind, PassRunner, PassWork
+
+MAX_PENDING = 512
+"""Steps whose losses may wait on the device."""
 
 _Part = tuple[int, Sequence[TokenRow]]
 """Number of the job in the step, and its rows of one micro step."""
 
 
-def train_step(
-    backbone: Backbone,
-    routing: LoraRouting,
-    jobs: Sequence[ActiveJob],
-    rows: Sequence[Sequence[TokenRow]],
-    *,
-    max_pass_tokens: int,
-) -> tuple[StepRecord, ...]:
-    """Make one update of each job.
+class JointStepper:
+    """Makes joint steps and keeps their records until someone takes them.
 
     Args:
-        backbone: with the jobs' layers attached.
-        routing: of these layers.
-        jobs: distinct.
-        rows: for each job the rows of its update, cut here into micro batches of its adapter batch size.
+        runner: of the engine.
+        optimizer: the joint one; None updates the jobs one by one, and waits for each step.
         max_pass_tokens: of one forward and backward; a micro batch with more gets a pass of its own.
-
-    Returns:
-        One record per job. A job whose loss or gradient is not finite is not updated; its record shows it.
-
-    Raises:
-        ValueError: a job has no rows, or no trained token in them.
     """
-    labels = [sum(row.num_labels for row in job_rows) for job_rows in rows]
-    for active, count in zip(jobs, labels, strict=True):
-        if count == 0:
-            raise ValueError(f"{active.job.job_id}: expected rows with trained tokens, but got none")
-        active.block.grads_rW.zero_()
-    loss_sums = [0.0] * len(jobs)
-    for micro_step, all_parts in enumerate(_micro_steps(jobs, rows)):
-        for parts in _passes(all_parts, max_pass_tokens):
-            for job_number, loss_sum in _accumulate(backbone, routing, jobs, labels, parts, micro_step):
-                loss_sums[job_number] += loss_sum
-    return tuple(
-        _finish(active, loss_sum / count, _num_tokens(job_rows))
-        for active, loss_sum, count, job_rows in zip(jobs, loss_sums, labels, rows, strict=True)
-    )
+
+    def __init__(self, runner: PassRunner, optimizer: JointAdamW | None, *, max_pass_tokens: int):
+        self._runner, self._optimizer, self._max_pass_tokens = runner, optimizer, max_pass_tokens
+        self._pending: list[_PendingStep] = []
+        self._records: list[StepRecord] = []
+
+    def step(self, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) -> None:
+        """Make one update of each job.
+
+        Args:
+            jobs: distinct.
+            rows: for each job the rows of its update, cut here into micro batches of its adapter batch size.
+
+        Raises:
+            ValueError: a job has no rows, or no trained token in them.
+        """
+        labels = [sum(row.num_labels for row in job_rows) for job_rows in rows]
+        for active, count in zip(jobs, labels, strict=True):
+            if count == 0:
+                raise ValueError(f"{active.job.job_id}: expected rows with trained tokens, but got none")
+        updates = [_next_update(active) for active in jobs]
+        if self._optimizer is not None:
+            self._optimizer.prepare(updates)
+        self._runner.losses_J.zero_()
+        passes = list(self._passes(jobs, rows, labels))
+        if self._optimizer is not None and len(passes) == 1:
+            self._runner.run(PassKind.UPDATE, passes[0])
+        else:
+            for active in jobs:
+                active.block.grads_rW.zero_()
+            for work in passes:
+                self._runner.run(PassKind.GRADIENTS, work)
+            self._update(updates)
+        self._note(updates, [_num_tokens(job_rows) for job_rows in rows])
+
+    def take_records(self) -> tuple[StepRecord, ...]:
+        """Records of all steps since the last call, in their order. Waits for the device.
+
+        A job whose loss or gradient is not finite was not updated; its record shows it.
+        """
+        self._settle()
+        records, self._records = tuple(self._records), []
+        return records
+
+    def _update(self, updates: Sequence[Update]) -> None:
+        losses_J, norms_J = self._runner.losses_J, self._runner.norms_J
+        if self._optimizer is not None:
+            norms_J.copy_(self._optimizer.update(losses_J))
+            return
+        losses = losses_J.tolist()
+        for update in updates:
+            active, norm = update.active, gradient_norm(update.active.block)
+            norms_J[active.block.slot] = norm
+            if math.isfinite(losses[active.block.slot]) and math.isfinite(norm):
+                adamw_update(
+                    active.block,
+                    step=update.step,
+                    rate=update.learning_rate,
+                    weight_decay=active.job.weight_decay,
+                    grad_norm=norm,
+                    max_grad_norm=active.job.max_grad_norm,
+                )
+
+    def _note(self, updates: Sequence[Update], num_tokens: Sequence[int]) -> None:
+        for update in updates:
+            update.active.step = update.step
+        slots = tuple(update.active.block.slot for update in updates)
+        measured_2J = torch.stack((self._runner.losses_J, self._runner.norms_J))
+        self._pending.append(_PendingStep(tuple(updates), slots, tuple(num_tokens), measured_2J))
+        if len(self._pending) >= MAX_PENDING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Read what pending steps measured."""
+        if not self._pending:
+            return
+        measured = torch.stack([step.measured_2J for step in self._pending]).tolist()
+        for step, (losses, norms) in zip(self._pending, measured, strict=True):
+            for update, slot, num_tokens in zip(step.updates, step.slots, step.num_tokens, strict=True):
+                self._records.append(
+                    StepRecord(
+                        job_id=update.active.job.job_id,
+                        step=update.step,
+                        train_loss=losses[slot],
+                        learning_rate=update.learning_rate,
+                        grad_norm=norms[slot],
+                        num_tokens=num_tokens,
+                    )
+                )
+        self._pending.clear()
+
+    def _passes(
+        self, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]], labels: Sequence[int]
+    ) -> Iterator[PassWork]:
+        for micro_step, all_parts in enumerate(_micro_steps(jobs, rows)):
+            for parts in _fitting(all_parts, self._max_pass_tokens):
+                work = _work(jobs, labels, parts, micro_step)
+                if len(work.batch.label_ids_P):
+                    yield work
+
+
+@dataclass(frozen=True)
+class _PendingStep:
+    updates: tuple[Update, ...]
+    slots: tuple[int, ...]
+    num_tokens: tuple[int, ...]
+    measured_2J: Tensor
+    """Losses and gradient norms by slot, on the device."""
+
+
+def _next_update(active: ActiveJob) -> Update:
+    assert active.budget is not None, "an adapter loaded for inference is not trained"
+    step = active.step + 1
+    return Update(active=active, step=step, learning_rate=learning_rate(active.job, active.budget, step))
 
 
 def _micro_steps(jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) -> Iterator[list[_Part]]:
@@ -73,7 +166,7 @@ def _micro_steps(jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) 
         yield [(number, part) for number, part in enumerate(parts) if part]
 
 
-def _passes(parts: Sequence[_Part], max_tokens: int) -> Iterator[list[_Part]]:
+def _fitting(parts: Sequence[_Part], max_tokens: int) -> Iterator[list[_Part]]:
     """Neighbouring parts together, as many as stay within the tokens of a pass."""
     current: list[_Part] = []
     for part in parts:
@@ -92,49 +185,19 @@ def _cut(rows: Sequence[TokenRow], size: int) -> list[Sequence[TokenRow]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-@torch.enable_grad()
-def _accumulate(
-    backbone: Backbone,
-    routing: LoraRouting,
-    jobs: Sequence[ActiveJob],
-    labels: Sequence[int],
-    parts: Sequence[_Part],
-    micro_step: int,
-) -> list[tuple[int, float]]:
-    """Forward and backward of one pass; gives the job's number and the sum of token losses of each row."""
-    batch = pack_rows([part for _, part in parts], backbone.device)
-    if len(batch.label_ids_P) == 0:
-        return []
+def _work(jobs: Sequence[ActiveJob], labels: Sequence[int], parts: Sequence[_Part], micro_step: int) -> PassWork:
+    batch = pack_rows([part for _, part in parts])
     taking_part = [jobs[number] for number, _ in parts]
-    tokens = [_num_tokens(part) for _, part in parts]
-    segments = make_segments(
-        [active.training_segment(count, micro_step) for active, count in zip(taking_part, tokens, strict=True)],
-        backbone.device,
-    )
-    with routing.use(segments, [active.layer_indices for active in taking_part]):
-        losses_P = token_losses(backbone, batch)
-    weights_N = torch.tensor([1.0 / labels[parts[slot][0]] for slot in batch.row_slots], device=backbone.device)
-    # A weighted sum passes each token a gradient of its own weight, whatever the other losses are: a NaN stays alone.
-    (losses_P * weights_N[batch.label_rows_P]).sum().backward()
-    row_sums = row_loss_sums(losses_P, batch)
-    return [(parts[slot][0], row_sum) for slot, row_sum in zip(batch.row_slots, row_sums, strict=True)]
-
-
-def _finish(active: ActiveJob, train_loss: float, num_tokens: int) -> StepRecord:
-    """Update one job from its gradient, and count the step."""
-    assert active.budget is not None, "an adapter loaded for inference is not trained"
-    step, job = active.step + 1, active.job
-    rate, norm = learning_rate(job, active.budget, step), gradient_norm(active.block)
-    if math.isfinite(train_loss) and math.isfinite(norm):
-        adamw_update(
-            active.block,
-            step=step,
-            rate=rate,
-            weight_decay=job.weight_decay,
-            grad_norm=norm,
-            max_grad_norm=job.max_grad_norm,
-        )
-    active.step = step
-    return StepRecord(
-        job_id=job.job_id, step=step, train_loss=train_loss, learning_rate=rate, grad_norm=norm, num_tokens=num_tokens
+    weights = np.array([1.0 / labels[number] for number, _ in parts], dtype=np.float32)
+    slots = np.array([active.block.slot for active in taking_part], dtype=np.int32)
+    part_of_label_P = np.array(batch.row_slots)[batch.label_rows_P]
+    return PassWork(
+        batch=batch,
+        specs=tuple(
+            active.training_segment(_num_tokens(rows), micro_step)
+            for active, (_, rows) in zip(taking_part, parts, strict=True)
+        ),
+        layers_by_segment=tuple(active.layer_indices for active in taking_part),
+        label_weights_P=weights[part_of_label_P],
+        label_slots_P=slots[part_of_label_P],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ def row(token_ids: list[int], labels: list[int]) -> TokenRow:
 
 
 def test_two_slots_with_an_empty_one_between() -> None:
-    pack = pack_rows([[row([5, 6, 7], [1, 2]), row([8, 9], [1])], [], [row([3, 2, 1], [2])]], "cpu")
+    pack = pack_rows([[row([5, 6, 7], [1, 2]), row([8, 9], [1])], [], [row([3, 2, 1], [2])]])
     assert pack.token_ids_T.tolist() == [5, 6, 7, 8, 9, 3, 2, 1]
     assert pack.position_ids_T.tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
     assert pack.row_offsets_N1.tolist() == [0, 3, 5, 8]
@@ -26,15 +26,15 @@ def test_two_slots_with_an_empty_one_between() -> None:
     assert pack.label_rows_P.tolist() == [0, 0, 1, 2]
     assert (pack.row_slots, pack.row_lengths) == ((0, 0, 2), (3, 2, 3))
     assert (pack.num_rows, pack.num_tokens) == (3, 8)
-    assert pack.row_offsets_N1.dtype == pack.slot_offsets_S1.dtype == torch.int32
-    assert pack.token_ids_T.dtype == pack.position_ids_T.dtype == pack.label_positions_P.dtype == torch.int64
+    assert pack.row_offsets_N1.dtype == pack.slot_offsets_S1.dtype == np.int32
+    assert pack.token_ids_T.dtype == pack.position_ids_T.dtype == pack.label_positions_P.dtype == np.int64
 
 
 def test_no_rows_at_all() -> None:
-    pack = pack_rows([[], []], "cpu")
+    pack = pack_rows([[], []])
     assert pack.num_tokens == pack.num_rows == 0
     assert pack.row_offsets_N1.tolist() == [0] and pack.slot_offsets_S1.tolist() == [0, 0, 0]
-    assert pack.label_rows_P.tolist() == [] and pack.token_ids_T.dtype == torch.int64
+    assert pack.label_rows_P.tolist() == [] and pack.token_ids_T.dtype == np.int64
 
 
 rows = st.lists(st.integers(0, 99), min_size=1, max_size=8).flatmap(
@@ -44,7 +44,7 @@ rows = st.lists(st.integers(0, 99), min_size=1, max_size=8).flatmap(
 
 @given(st.lists(st.lists(rows, max_size=3), min_size=1, max_size=4))
 def test_unpacking_gives_the_rows_back(slots: list[list[TokenRow]]) -> None:
-    pack = pack_rows(slots, "cpu")
+    pack = pack_rows(slots)
     flat = [item for slot in slots for item in slot]
     offsets = pack.row_offsets_N1.tolist()
     labels = _labels_by_row(pack)
@@ -53,7 +53,7 @@ def test_unpacking_gives_the_rows_back(slots: list[list[TokenRow]]) -> None:
         expected = [(j - 1, item.token_ids[j]) for j, trained in enumerate(item.label_mask) if trained]
         assert [(position - offsets[i], index) for position, index in labels.get(i, [])] == expected
     counts = [sum(len(item.token_ids) for item in slot) for slot in slots]
-    assert torch.diff(pack.slot_offsets_S1).tolist() == counts
+    assert np.diff(pack.slot_offsets_S1).tolist() == counts
 
 
 def _labels_by_row(pack: PackedBatch) -> dict[int, list[tuple[int, int]]]:

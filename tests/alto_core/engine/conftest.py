@@ -13,7 +13,7 @@ import transformers
 
 from alto_core.config import ModelSection
 from alto_core.data.rows import TokenRow
-from alto_core.domain import JobBudget, LoraJob
+from alto_core.domain import JobBudget, LoraJob, StepRecord
 from alto_core.engine.backbone import Backbone, load_backbone, release_backbone
 from alto_core.engine.engine import Engine
 
@@ -79,8 +79,8 @@ class Tiny:
     def section(self, family: str = "llama", **changes: Any) -> ModelSection:
         return ModelSection(name=str(self.folder(family)), **changes)
 
-    def backbone(self, family: str = "llama", **changes: Any) -> Backbone:
-        return load_backbone(self.section(family, **changes), "cpu")
+    def backbone(self, family: str = "llama", *, device: str = "cpu", **changes: Any) -> Backbone:
+        return load_backbone(self.section(family, **changes), device)
 
     def plain_model(self, family: str = "llama") -> Any:
         """As transformers loads it, with its eager attention."""
@@ -108,6 +108,11 @@ class Tiny:
     def engine(self, family: str = "llama", **changes: Any) -> Engine:
         sizes = {"target_modules": self.targets(family), "num_slots": 6, "rank_rows": 80, **changes}
         return Engine(self.backbone(family), **sizes)
+
+    def step(self, engine: Engine, rows_by_job: dict[str, list[TokenRow]]) -> tuple[StepRecord, ...]:
+        """One joint step and what it measured."""
+        engine.step(rows_by_job)
+        return engine.take_records()
 
     def rows(self, count: int, *, seed: int = 0, shortest: int = 4, longest: int = 14) -> list[TokenRow]:
         """Random rows of uneven length whose end is trained."""

@@ -45,7 +45,7 @@ def run_engine(
         for job in jobs:
             engine.admit(job, tiny.budget(STEPS))
         for step in range(1, STEPS + 1):
-            for record in engine.step({job.job_id: tiny.batch(job, step, rows) for job in jobs}):
+            for record in tiny.step(engine, {job.job_id: tiny.batch(job, step, rows) for job in jobs}):
                 losses[record.job_id].append(record.train_loss)
         for job in jobs:
             engine.export(job.job_id, folder / job.job_id)
@@ -134,7 +134,7 @@ def test_dropout_draws_new_masks_each_step_and_another_seed_other_masks(tiny: An
             engine.admit(job, tiny.budget())
             for _, _, b_rO in engine._slots.by_layer(engine._of(job.job_id).block.params_rW, engine._slots.layers):
                 b_rO.fill_(0.1)
-            curves.append([engine.step({job.job_id: rows})[0].train_loss for _ in range(4)])
+            curves.append([tiny.step(engine, {job.job_id: rows})[0].train_loss for _ in range(4)])
     assert len({round(loss, 6) for curve in curves for loss in curve}) == 8
 
 

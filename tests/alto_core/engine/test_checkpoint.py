@@ -19,7 +19,7 @@ from alto_core.errors import EngineError
 
 
 def train(engine: Engine, tiny: Any, job: Any, steps: range) -> list[StepRecord]:
-    return [engine.step({job.job_id: tiny.batch(job, step, tiny.rows(7))})[0] for step in steps]
+    return [tiny.step(engine, {job.job_id: tiny.batch(job, step, tiny.rows(7))})[0] for step in steps]
 
 
 def state_of(engine: Engine, job: Any) -> list[torch.Tensor]:
@@ -53,7 +53,7 @@ def test_restored_job_goes_on_as_if_it_had_never_stopped(tiny: Any, job: Any, tm
         engine.keep_best(job.job_id, 1.5)
         unbroken = train(engine, tiny, job, range(4, 8))
         expected = state_of(engine, job)
-        best = engine._of(job.job_id).best_params_rW
+        best = engine._of(job.job_id).block.best_rW
     with tiny.engine() as engine:
         engine.admit(job, tiny.budget())
         train(engine, tiny, job, range(1, 4))
@@ -66,7 +66,7 @@ def test_restored_job_goes_on_as_if_it_had_never_stopped(tiny: Any, job: Any, tm
         assert train(engine, tiny, job, range(4, 8)) == unbroken
         assert all(torch.equal(e, g) for e, g in zip(expected, state_of(engine, job), strict=True))
         active = engine._of(job.job_id)
-        assert torch.equal(active.best_params_rW, best)
+        assert torch.equal(active.block.best_rW, best)
         assert (active.best_val_loss, active.best_step) == (1.5, 3)
         assert not engine.keep_best(job.job_id, 1.6)
 

@@ -27,7 +27,7 @@ def trained(tiny: Any, family: str, job: Any, folder: Path, steps: int = 3) -> t
     with tiny.engine(family) as engine:
         engine.admit(job, tiny.budget())
         for _ in range(steps):
-            engine.step({job.job_id: rows[:3]})
+            tiny.step(engine, {job.job_id: rows[:3]})
         engine.export(job.job_id, folder)
         return tuple(engine.evaluate([job.job_id], rows, max_tokens=1000)[job.job_id].loss_sums)
 
@@ -88,10 +88,10 @@ def test_the_best_adapter_is_exported_unless_the_last_is_asked_for(tiny: Any, tm
     job, rows = tiny.job(), tiny.rows(3)
     with tiny.engine() as engine:
         engine.admit(job, tiny.budget())
-        engine.step({job.job_id: rows})
+        tiny.step(engine, {job.job_id: rows})
         at_best = engine.evaluate([job.job_id], rows, max_tokens=100)[job.job_id]
         assert engine.keep_best(job.job_id, at_best.mean)
-        engine.step({job.job_id: rows})
+        tiny.step(engine, {job.job_id: rows})
         last = engine.evaluate([job.job_id], rows, max_tokens=100)[job.job_id]
         engine.export(job.job_id, tmp_path / "best")
         engine.export(job.job_id, tmp_path / "last", best=False)
@@ -133,7 +133,7 @@ def test_a_job_starts_from_an_existing_adapter(tiny: Any, tmp_path: Path) -> Non
             losses = engine.evaluate([other.job_id, UNTUNED], tiny.rows(4), max_tokens=1000)
             assert losses[other.job_id].loss_sums == pytest.approx(in_engine, abs=1e-4)
             assert losses[UNTUNED].loss_sums != pytest.approx(in_engine, abs=1e-3)
-            engine.step({other.job_id: tiny.rows(3)})
+            tiny.step(engine, {other.job_id: tiny.rows(3)})
 
 
 def test_an_adapter_saved_by_peft_itself_is_read(tiny: Any, tmp_path: Path) -> None:

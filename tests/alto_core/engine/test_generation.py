@@ -41,7 +41,7 @@ def greedy(model: Any, prompt: tuple[int, ...], count: int, stop: tuple[int, ...
 def admit_and_train(tiny: Any, engine: Any, job: Any) -> None:
     engine.admit(job, tiny.budget())
     for _ in range(3):
-        engine.step({job.job_id: tiny.rows(3)})
+        tiny.step(engine, {job.job_id: tiny.rows(3)})
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gemma2", "gpt2"])
@@ -127,10 +127,9 @@ def test_packed_attention_is_back_after_generation(tiny: Any) -> None:
         assert engine.evaluate([""], rows, max_tokens=100) == before
     model = tiny.backbone().model
     assert model.config._attn_implementation == PACKED_ATTENTION
-    batch = pack_rows([rows], "cpu")
-    packed_logits(
-        model, batch.token_ids_T, batch.position_ids_T, PackedRows(batch.row_lengths, "cpu"), batch.label_positions_P
-    )
+    batch = pack_rows([rows])
+    ids_T, positions_T = torch.from_numpy(batch.token_ids_T), torch.from_numpy(batch.position_ids_T)
+    packed_logits(model, ids_T, positions_T, PackedRows(batch.row_lengths, "cpu"), torch.tensor([0]))
 
 
 def test_empty_prompts_are_refused_and_no_prompts_give_no_answers(tiny: Any) -> None:

@@ -15,11 +15,14 @@ from alto_core.engine.slots import SlotBlock
 def make_block(seed: int, rank: int = 3, width: int = 50) -> SlotBlock:
     torch.manual_seed(seed)
     return SlotBlock(
+        slot=0,
         rank_start=0,
         params_rW=torch.randn(rank, width),
         grads_rW=torch.zeros(rank, width),
         exp_avg_rW=torch.zeros(rank, width),
         exp_avg_sq_rW=torch.zeros(rank, width),
+        best_rW=torch.zeros(rank, width),
+        shadow_rW=None,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from alto_core.data.packing import pack_rows
+from alto_core.data.packing import PackedBatch, pack_rows
 from alto_core.engine.backbone import packed_logits
 from alto_core.engine.packed_attention import PackedRows, packed_attention
 from alto_core.errors import ModelError
@@ -16,16 +16,19 @@ from alto_core.errors import ModelError
 FAMILIES = ("llama", "smollm", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2")
 
 
+def all_logits(model: Any, batch: PackedBatch) -> torch.Tensor:
+    """Logits of every token of a packed batch."""
+    ids_T, positions_T = torch.from_numpy(batch.token_ids_T), torch.from_numpy(batch.position_ids_T)
+    return packed_logits(model, ids_T, positions_T, PackedRows(batch.row_lengths, "cpu"), torch.arange(len(ids_T)))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_packed_rows_equal_each_row_alone(tiny: Any, family: str) -> None:
     model = tiny.backbone(family).model
     rows = tiny.rows(5, longest=12)
-    batch = pack_rows([rows[:2], [], rows[2:]], "cpu")
-    layout = PackedRows(batch.row_lengths, "cpu")
+    batch = pack_rows([rows[:2], [], rows[2:]])
     with torch.inference_mode():
-        packed = packed_logits(
-            model, batch.token_ids_T, batch.position_ids_T, layout, torch.arange(batch.num_tokens)
-        ).split(batch.row_lengths)
+        packed = all_logits(model, batch).split(batch.row_lengths)
     plain = tiny.plain_model(family)
     for row, got in zip(rows, packed, strict=True):
         with torch.inference_mode():
@@ -87,19 +90,13 @@ def test_gradients_of_packed_rows_equal_each_row_alone(tiny: Any) -> None:
     # Sliding window, softcap and grouped heads at once.
     model, plain = tiny.backbone("gemma2").model, tiny.plain_model("gemma2")
     rows = tiny.rows(3, longest=12)
-    batch = pack_rows([rows], "cpu")
+    batch = pack_rows([rows])
     grads = []
     for own in (True, False):
         chosen = model if own else plain
         weight = chosen.get_submodule("model.layers.0.self_attn.q_proj").weight.requires_grad_()
         if own:
-            packed_logits(
-                chosen,
-                batch.token_ids_T,
-                batch.position_ids_T,
-                PackedRows(batch.row_lengths, "cpu"),
-                torch.arange(batch.num_tokens),
-            ).square().sum().backward()
+            all_logits(chosen, batch).square().sum().backward()
         else:
             for row in rows:
                 chosen(input_ids=torch.tensor([row.token_ids]), use_cache=False).logits.square().sum().backward()

@@ -68,11 +68,11 @@ def test_reused_slot_equals_a_fresh_engine_bit_for_bit(tiny: Any) -> None:
             if reuse:
                 engine.admit(first, tiny.budget())
                 for _ in range(3):
-                    engine.step({first.job_id: tiny.rows(3)})
+                    tiny.step(engine, {first.job_id: tiny.rows(3)})
                 engine.keep_best(first.job_id, 1.0)
                 engine.evict(first.job_id)
             engine.admit(second, tiny.budget())
-            records = [engine.step({second.job_id: tiny.rows(3)}) for _ in range(4)]
+            records = [tiny.step(engine, {second.job_id: tiny.rows(3)}) for _ in range(4)]
             active = engine._of(second.job_id)
             assert active.block.rank_start == 0
             assert active.best_val_loss is None
@@ -91,7 +91,7 @@ def test_place_of_a_job_does_not_change_it(tiny: Any) -> None:
             for other in before:
                 engine.admit(other, tiny.budget())
             engine.admit(job, tiny.budget())
-            curves.append([engine.step({job.job_id: tiny.rows(3)})[0] for _ in range(4)])
+            curves.append([tiny.step(engine, {job.job_id: tiny.rows(3)})[0] for _ in range(4)])
     assert curves[0] == curves[1]
 
 
@@ -99,7 +99,7 @@ def test_jobs_that_come_and_go_leave_the_others_curve(tiny: Any) -> None:
     stay = tiny.job(lora_rank=4)
     with tiny.engine() as engine:
         engine.admit(stay, tiny.budget())
-        alone = [engine.step({stay.job_id: tiny.rows(3)})[0].train_loss for _ in range(6)]
+        alone = [tiny.step(engine, {stay.job_id: tiny.rows(3)})[0].train_loss for _ in range(6)]
     with tiny.engine() as engine:
         guest = tiny.job(lora_rank=6, learning_rate=0.1)
         engine.admit(guest, tiny.budget())
@@ -110,7 +110,7 @@ def test_jobs_that_come_and_go_leave_the_others_curve(tiny: Any) -> None:
                 engine.evict(guest.job_id)
             if step == 4:
                 engine.admit(guest, tiny.budget())
-            curve.append(engine.step({job_id: tiny.rows(3) for job_id in engine.job_ids}))
+            curve.append(tiny.step(engine, {job_id: tiny.rows(3) for job_id in engine.job_ids}))
     losses = [next(r.train_loss for r in records if r.job_id == stay.job_id) for records in curve]
     assert losses == pytest.approx(alone, abs=1e-5)
 
@@ -128,7 +128,7 @@ def test_fits_admit_and_evict_agree(tiny: Any) -> None:
         engine.evict(large.job_id)
         assert engine.fits(small)
         with pytest.raises(EngineError, match=r"holds no slot; those that do: none"):
-            engine.step({large.job_id: tiny.rows(1)})
+            tiny.step(engine, {large.job_id: tiny.rows(1)})
 
 
 def test_layers_that_the_engine_does_not_adapt_are_refused(tiny: Any) -> None:
@@ -148,7 +148,7 @@ def test_closing_leaves_the_backbone_as_it_was(tiny: Any) -> None:
     with tiny.engine() as engine:
         before = engine.evaluate([UNTUNED], rows, max_tokens=100)
         engine.admit(tiny.job(), tiny.budget())
-        engine.step({tiny.job().job_id: rows})
+        tiny.step(engine, {tiny.job().job_id: rows})
     assert [name for name, _ in backbone.model.named_modules()] == names
     assert all(torch.equal(state[name], tensor) for name, tensor in backbone.model.state_dict().items())
     with tiny.engine() as engine:

@@ -36,7 +36,7 @@ def test_loss_is_the_sum_of_token_losses_over_the_trained_tokens(tiny: Any) -> N
     rows, job = tiny.rows(3), tiny.job()
     with tiny.engine() as engine:
         engine.admit(job, tiny.budget())
-        (record,) = engine.step({job.job_id: rows})
+        (record,) = tiny.step(engine, {job.job_id: rows})
     with torch.no_grad():
         expected = float(sum(tiny.loss_sums(tiny.plain_model(), rows))) / sum(row.num_labels for row in rows)
     assert record.train_loss == pytest.approx(expected, abs=1e-5)
@@ -54,7 +54,7 @@ def test_gradient_accumulation_equals_one_large_batch(tiny: Any) -> None:
         with tiny.engine() as engine:
             engine.admit(job, tiny.budget())
             fill_b(engine, job.job_id)
-            (record,) = engine.step({job.job_id: [short, long]})
+            (record,) = tiny.step(engine, {job.job_id: [short, long]})
             results.append((record.train_loss, record.grad_norm, gradient(engine, job.job_id)))
     (loss_1, norm_1, grad_1), (loss_2, norm_2, grad_2) = results
     assert loss_1 == pytest.approx(loss_2, abs=1e-6)
@@ -72,7 +72,7 @@ def test_cut_into_passes_changes_no_job(tiny: Any, max_pass_tokens: int) -> None
             for job in jobs:
                 engine.admit(job, tiny.budget())
                 fill_b(engine, job.job_id)
-            losses.append([r.train_loss for r in engine.step({job.job_id: rows[:5] for job in jobs})])
+            losses.append([r.train_loss for r in tiny.step(engine, {job.job_id: rows[:5] for job in jobs})])
             grads.append(torch.cat([gradient(engine, job.job_id) for job in jobs]))
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     assert (grads[0] - grads[1]).abs().max() < 1e-6
@@ -84,10 +84,10 @@ def test_a_job_that_takes_no_part_does_not_move(tiny: Any) -> None:
     with tiny.engine() as engine:
         for job in (moving, resting):
             engine.admit(job, tiny.budget())
-        engine.step({job.job_id: tiny.rows(3) for job in (moving, resting)})
+        tiny.step(engine, {job.job_id: tiny.rows(3) for job in (moving, resting)})
         before = everything(engine, resting.job_id)
         for _ in range(3):
-            engine.step({moving.job_id: tiny.rows(3)})
+            tiny.step(engine, {moving.job_id: tiny.rows(3)})
         assert all(torch.equal(b, a) for b, a in zip(before, everything(engine, resting.job_id), strict=True))
         assert engine._of(resting.job_id).step == 1
 
@@ -105,7 +105,7 @@ def test_a_job_that_is_not_finite_leaves_its_neighbours_bit_for_bit(tiny: Any, f
                 fill_b(engine, job.job_id)
             if damage:
                 engine._of(damaged).block.params_rW.fill_(float("nan"))
-            records = [engine.step({job.job_id: rows for job in jobs}) for _ in range(3)]
+            records = [tiny.step(engine, {job.job_id: rows for job in jobs}) for _ in range(3)]
             results.append((records, {job.job_id: everything(engine, job.job_id) for job in jobs}))
     (clean_records, clean), (records, state) = results
     for job in (jobs[0], jobs[2]):
@@ -122,7 +122,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_is_skipped(tiny: Any) -> N
         # Finite weights whose product overflows.
         fill_b(engine, job.job_id, 1e30)
         before = everything(engine, job.job_id)
-        (record,) = engine.step({job.job_id: tiny.rows(3)})
+        (record,) = tiny.step(engine, {job.job_id: tiny.rows(3)})
         assert not (math.isfinite(record.train_loss) and math.isfinite(record.grad_norm))
         assert all(torch.equal(b, a) for b, a in zip(before, everything(engine, job.job_id), strict=True))
         assert record.step == 1
@@ -137,7 +137,7 @@ def test_a_wild_learning_rate_harms_its_own_job_alone(tiny: Any) -> None:
                 engine.admit(job, tiny.budget())
             curve = []
             for _ in range(5):
-                curve.append(engine.step({job.job_id: tiny.rows(3) for job in jobs})[-1].train_loss)
+                curve.append(tiny.step(engine, {job.job_id: tiny.rows(3) for job in jobs})[-1].train_loss)
             curves.append(curve)
     assert curves[0] == pytest.approx(curves[1], abs=1e-5)
 
@@ -149,7 +149,7 @@ def test_every_lora_b_moves_within_two_steps(tiny: Any) -> None:
         with tiny.engine(family) as engine:
             engine.admit(job, tiny.budget())
             for _ in range(2):
-                engine.step({job.job_id: tiny.rows(3)})
+                tiny.step(engine, {job.job_id: tiny.rows(3)})
             active = engine._of(job.job_id)
             for layer, _, b_rO in engine._slots.by_layer(active.block.params_rW, active.layers):
                 assert b_rO.abs().max() > 0, f"{family}: {layer.name}"
@@ -160,7 +160,7 @@ def test_columns_of_layers_that_a_job_leaves_out_stay_exactly_zero(tiny: Any) ->
     with tiny.engine() as engine:
         engine.admit(job, tiny.budget())
         for _ in range(3):
-            engine.step({job.job_id: tiny.rows(3)})
+            tiny.step(engine, {job.job_id: tiny.rows(3)})
         active = engine._of(job.job_id)
         others = [layer for layer in engine._slots.layers if layer not in active.layers]
         assert len(others) == 10
@@ -177,7 +177,7 @@ def test_bfloat16_backbone_still_moves_float32_adapters_by_small_rates(tiny: Any
     with Engine(backbone, target_modules=job.target_modules, num_slots=1, rank_rows=4) as engine:
         engine.admit(job, tiny.budget())
         before = params(engine, job.job_id)
-        losses = [engine.step({job.job_id: tiny.rows(3)})[0].train_loss for _ in range(2)]
+        losses = [tiny.step(engine, {job.job_id: tiny.rows(3)})[0].train_loss for _ in range(2)]
         moved = params(engine, job.job_id) - before
     assert backbone.dtype == torch.bfloat16
     assert all(math.isfinite(loss) for loss in losses)
@@ -192,7 +192,7 @@ def test_rows_without_a_trained_token_are_refused(tiny: Any) -> None:
         engine.admit(job, tiny.budget())
         for rows in ([], [row]):
             with pytest.raises(ValueError, match="trained tokens"):
-                engine.step({job.job_id: rows})
+                tiny.step(engine, {job.job_id: rows})
 
 
 def test_a_micro_batch_without_labels_counts_nothing(tiny: Any) -> None:
@@ -202,5 +202,5 @@ def test_a_micro_batch_without_labels_counts_nothing(tiny: Any) -> None:
         job = tiny.job(adapter_batch_size=1, gradient_accumulation=len(batch))
         with tiny.engine() as engine:
             engine.admit(job, tiny.budget())
-            losses.append(engine.step({job.job_id: batch})[0].train_loss)
+            losses.append(tiny.step(engine, {job.job_id: batch})[0].train_loss)
     assert losses[0] == losses[1]

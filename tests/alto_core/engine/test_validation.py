@@ -20,7 +20,7 @@ def test_batching_does_not_change_any_row(tiny: Any) -> None:
         for job in jobs:
             engine.admit(job, tiny.budget())
         for _ in range(3):
-            engine.step({job.job_id: rows for job in jobs})
+            tiny.step(engine, {job.job_id: rows for job in jobs})
         ids = [jobs[0].job_id, UNTUNED, jobs[1].job_id]
         results = [engine.evaluate(ids, rows, max_tokens=tokens) for tokens in (1, 25, 60, 10_000)]
         results.append({i: engine.evaluate([i], rows, max_tokens=40)[i] for i in ids})
@@ -56,7 +56,7 @@ def test_a_damaged_job_does_not_enter_its_neighbours_validation(tiny: Any) -> No
     with tiny.engine() as engine:
         for job in jobs:
             engine.admit(job, tiny.budget())
-        engine.step({job.job_id: rows for job in jobs})
+        tiny.step(engine, {job.job_id: rows for job in jobs})
         clean = engine.evaluate([job.job_id for job in jobs], rows, max_tokens=10_000)
         engine._of(jobs[0].job_id).block.params_rW.fill_(float("nan"))
         damaged = engine.evaluate([job.job_id for job in jobs], rows, max_tokens=10_000)

@@ -1,0 +1,217 @@
+"""One forward pass over the rows of many jobs, with or without gradients and update: as it comes, or from a CUDA graph.
+
+On CUDA with Triton kernels and flash attention a pass is captured once per bucket of token counts and replayed from
+then on. Jobs that come and go, other ranks, learning rates and batch sizes change the content of its inputs alone.
+
+Shape suffixes: P labels, J slots.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from alto_core.data.packing import PackedBatch, pack_rows
+from alto_core.engine.backbone import Backbone
+from alto_core.engine.joint_adamw import JointAdamW
+from alto_core.engine.lora_linear import LoraRouting
+from alto_core.engine.losses import pass_losses
+from alto_core.engine.packed_attention import PackedRows, RaggedRows
+from alto_core.engine.pass_inputs import PassInputs, PassShape, shape_of
+from kernels.segments import SegmentSpec, make_segments
+
+MAX_GRAPHS = 24
+"""Captured passes that are kept; the one that was used longest ago goes first."""
+ROW_STEP = 64
+"""Longest rows of captured passes are a multiple of this."""
+
+
+class PassKind(enum.Enum):
+    """What a pass does."""
+
+    LOSSES = "losses"
+    """Forward alone."""
+    GRADIENTS = "gradients"
+    """Forward and backward; gradients are added to what is there."""
+    UPDATE = "update"
+    """Forward, backward and the update; gradients replace what is there. Needs the joint optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PassWork:
+    """The content of one pass."""
+
+    batch: PackedBatch
+    specs: tuple[SegmentSpec, ...]
+    layers_by_segment: tuple[Collection[int], ...]
+    label_weights_P: NDArray[np.float32]
+    label_slots_P: NDArray[np.int32]
+
+
+class PassRunner:
+    """Runs passes of one engine.
+
+    Args:
+        backbone: with the jobs' layers attached.
+        routing: of these layers.
+        optimizer: for passes that update; None where jobs are updated one by one.
+        num_slots: of the engine.
+        max_lora_rank: of any job.
+        max_row_tokens: of any row, as far as it is known; a longer one makes captured passes be captured anew.
+        on_kernels: all layers run on Triton kernels.
+        capture: replay passes from CUDA graphs; only with `on_kernels` and flash attention.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        routing: LoraRouting,
+        optimizer: JointAdamW | None,
+        *,
+        num_slots: int,
+        max_lora_rank: int,
+        max_row_tokens: int,
+        on_kernels: bool,
+        capture: bool,
+    ):
+        self._backbone, self._routing, self._optimizer = backbone, routing, optimizer
+        self._max_lora_rank, self._longest_row = max_lora_rank, max_row_tokens
+        self._on_kernels, self.captures = on_kernels, capture
+        self.losses_J = torch.zeros(num_slots, dtype=torch.float32, device=backbone.device)
+        """Weighted sums of token losses by slot, added up over passes until someone zeroes them."""
+        self.norms_J = torch.zeros_like(self.losses_J)
+        """Norms of the gradients of the last update, by slot."""
+        self._slot_numbers_J1 = torch.arange(num_slots, device=backbone.device)[:, None]
+        self._captured: dict[tuple[PassKind, int, bool], _CapturedPass] = {}
+        self._pool = torch.cuda.graph_pool_handle() if capture else None
+
+    @property
+    def num_captures(self) -> int:
+        """Captured passes that are kept."""
+        return len(self._captured)
+
+    def run(self, kind: PassKind, work: PassWork) -> Tensor:
+        """Run one pass; gives the losses of its labels, float32 [P], valid until the next pass."""
+        has_dropout = any(spec.dropout for spec in work.specs)
+        needed = shape_of(work.batch, work.specs, lora_rank=self._max_lora_rank, has_dropout=has_dropout)
+        if self.captures:
+            captured = self._captured_pass(kind, needed)
+            _load(captured.inputs, work)
+            captured.graph.replay()
+            return captured.losses_P[: needed.labels]
+        inputs = PassInputs(needed, self._backbone.device)
+        _load(inputs, work)
+        losses_P = self._gradients(kind, inputs, None if self._on_kernels else work)
+        self._update(kind)
+        return losses_P
+
+    def close(self) -> None:
+        """Give the captured passes' memory back."""
+        for captured in self._captured.values():
+            captured.graph.reset()
+        self._captured.clear()
+
+    def _gradients(self, kind: PassKind, inputs: PassInputs, work: PassWork | None) -> Tensor:
+        """Forward and backward: with `work` routed on the host layer by layer, without it by what the device holds."""
+        backbone = self._backbone
+        if work is None:
+            routed = self._routing.use_on_device(inputs.segments, accumulate=kind is not PassKind.UPDATE)
+        else:
+            routed = self._routing.use(make_segments(work.specs, backbone.device), work.layers_by_segment)
+        with torch.set_grad_enabled(kind is not PassKind.LOSSES), routed:
+            objective, losses_P = pass_losses(backbone, inputs, self._rows(inputs))
+        if kind is not PassKind.LOSSES:
+            objective.backward()
+            is_own_JP = inputs.label_slots_P[None, :] == self._slot_numbers_J1
+            weighted_P = losses_P.double() * inputs.label_weights_P
+            # Masked, not multiplied by 0: another job's NaN must not come along.
+            self.losses_J += torch.where(is_own_JP, weighted_P[None, :], 0.0).sum(1).float()
+        return losses_P
+
+    def _update(self, kind: PassKind) -> None:
+        if kind is PassKind.UPDATE:
+            assert self._optimizer is not None
+            self.norms_J.copy_(self._optimizer.update(self.losses_J))
+
+    def _rows(self, inputs: PassInputs) -> PackedRows | RaggedRows:
+        if self._backbone.takes_ragged_rows:
+            return RaggedRows(inputs.row_offsets_N1, inputs.shape.longest_row)
+        return PackedRows(inputs.row_lengths, self._backbone.device)
+
+    def _captured_pass(self, kind: PassKind, needed: PassShape) -> _CapturedPass:
+        key = (kind, bucket(needed.tokens), needed.has_dropout)
+        captured = self._captured.pop(key, None)
+        if captured is None or not captured.inputs.shape.holds(needed):
+            if captured is not None:
+                captured.graph.reset()
+            if len(self._captured) >= MAX_GRAPHS:
+                self._captured.pop(next(iter(self._captured))).graph.reset()
+            captured = self._capture(kind, self._roomy(needed, None if captured is None else captured.inputs.shape))
+        self._captured[key] = captured  # last in the order of use
+        return captured
+
+    def _roomy(self, needed: PassShape, earlier: PassShape | None) -> PassShape:
+        """A shape that holds this pass, whatever the earlier one held, and passes that are a little larger."""
+        tokens = bucket(needed.tokens)
+        self._longest_row = max(self._longest_row, needed.longest_row)
+        longest = -(-self._longest_row // ROW_STEP) * ROW_STEP
+        labels, rows = bucket(needed.labels), needed.rows + needed.rows // 8 + -(-tokens // longest)
+        segments = 1 << (needed.segments - 1).bit_length()
+        if earlier is not None:
+            labels, rows = max(labels, earlier.labels), max(rows, earlier.rows)
+            segments = max(segments, earlier.segments)
+        return PassShape(
+            tokens=tokens,
+            labels=min(labels, tokens),
+            rows=rows,
+            segments=segments,
+            longest_row=longest,
+            lora_rank=self._max_lora_rank,
+            has_dropout=needed.has_dropout,
+        )
+
+    def _capture(self, kind: PassKind, shape: PassShape) -> _CapturedPass:
+        inputs = PassInputs(shape, self._backbone.device)
+        nothing = PassWork(
+            batch=pack_rows([]),
+            specs=(),
+            layers_by_segment=(),
+            label_weights_P=np.zeros(0, np.float32),
+            label_slots_P=np.zeros(0, np.int32),
+        )
+        _load(inputs, nothing)
+        side = torch.cuda.Stream(self._backbone.device)
+        side.wait_stream(torch.cuda.current_stream(self._backbone.device))
+        with torch.cuda.stream(side):
+            # Compiles and loads whatever is missing; nobody's tokens change no job. The optimizer is warm already.
+            self._gradients(kind, inputs, None)
+        torch.cuda.current_stream(self._backbone.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            losses_P = self._gradients(kind, inputs, None)
+            self._update(kind)
+        return _CapturedPass(inputs=inputs, graph=graph, losses_P=losses_P)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _CapturedPass:
+    inputs: PassInputs
+    graph: torch.cuda.CUDAGraph
+    losses_P: Tensor
+    """What a replay writes."""
+
+
+def bucket(count: int) -> int:
+    """The count rounded up: to multiples of 64 up to 1024, then in eight steps to each octave."""
+    step = max(64, 1 << max(0, count.bit_length() - 4))
+    return max(step, -(-count // step) * step)
+
+
+def _load(inputs: PassInputs, work: PassWork) -> None:
+    inputs.load(work.batch, work.specs, label_weights_P=work.label_weights_P, label_slots_P=work.label_slots_P)

@@ -1,0 +1,29 @@
+"""Fuses what stands between the linear layers of a model, layer by layer, with `torch.compile`.
+
+Each decoder layer is compiled as it is. The wrapped linear layers and the attention stay out of it, so what is fused
+are norms, rotary embeddings, activations and residual additions. All layers of a model share the compiled code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def compile_layers(model: Any) -> None:
+    """Compile every decoder layer at its next call. Models whose layers are not found run as they are."""
+    for layer in _decoder_layers(model):
+        layer.compile()
+
+
+def uncompile_layers(model: Any) -> None:
+    """Let every decoder layer run as transformers wrote it."""
+    for layer in _decoder_layers(model):
+        layer._compiled_call_impl = None
+
+
+def _decoder_layers(model: Any) -> list[nn.Module]:
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    return list(lists[0]) if lists else []

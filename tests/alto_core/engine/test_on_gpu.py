@@ -1,0 +1,170 @@
+"""The captured step on a GPU: against the same operations one by one, against the CPU, alone and among others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alto_core.domain import LoraJob, StepRecord
+from alto_core.engine.engine import Engine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+    # torch warns of its own deprecations while it compiles.
+    pytest.mark.filterwarnings("default"),
+]
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2")
+TOLERANCE = 4e-2
+"""Nats per token, of losses near 5: a bfloat16 model against the same weights in float32."""
+
+
+@contextmanager
+def engine_of(tiny: Any, family: str = "llama", *, device: str = "cuda", **changes: Any) -> Iterator[Engine]:
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    sizes = {"target_modules": tiny.targets(family), "num_slots": 6, "rank_rows": 160, "max_row_tokens": 14, **changes}
+    with Engine(tiny.backbone(family, device=device, dtype=dtype), max_lora_rank=64, **sizes) as engine:
+        yield engine
+
+
+def jobs_of(tiny: Any, family: str = "llama", **changes: Any) -> list[LoraJob]:
+    ranks = (4, 16, 20)
+    return [tiny.job(family, lora_rank=rank, adapter_batch_size=size, **changes) for rank, size in zip(ranks, (1, 3, 4))]
+
+
+def curves(tiny: Any, engine: Engine, jobs: list[LoraJob], steps: int = 6) -> dict[str, list[float]]:
+    """Losses of each job over a few updates on the same rows, which it is to learn by heart."""
+    rows = tiny.rows(9)
+    for job in jobs:
+        engine.admit(job, tiny.budget())
+    for _ in range(steps):
+        engine.step({job.job_id: tiny.batch(job, 1, rows) for job in jobs})
+    losses: dict[str, list[float]] = {job.job_id: [] for job in jobs}
+    for record in engine.take_records():
+        losses[record.job_id].append(record.train_loss)
+    return losses
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_equals_one_by_one_and_the_cpu(tiny: Any, family: str) -> None:
+    jobs = jobs_of(tiny, family)
+    with engine_of(tiny, family) as engine:
+        captured = curves(tiny, engine, jobs)
+        held_out = engine.evaluate([job.job_id for job in jobs], tiny.rows(5, seed=3), max_tokens=40)
+        assert engine._runner.num_captures > 0
+    with engine_of(tiny, family, cuda_graph=False) as engine:
+        one_by_one = curves(tiny, engine, jobs)
+        assert engine._runner.num_captures == 0
+    with engine_of(tiny, family, device="cpu") as engine:
+        on_cpu = curves(tiny, engine, jobs)
+        held_out_on_cpu = engine.evaluate([job.job_id for job in jobs], tiny.rows(5, seed=3), max_tokens=40)
+    for job in jobs:
+        assert captured[job.job_id] == pytest.approx(one_by_one[job.job_id], abs=TOLERANCE / 2)
+        assert captured[job.job_id] == pytest.approx(on_cpu[job.job_id], abs=TOLERANCE)
+        assert held_out[job.job_id].mean == pytest.approx(held_out_on_cpu[job.job_id].mean, abs=TOLERANCE)
+        assert on_cpu[job.job_id][-1] < on_cpu[job.job_id][0] - 0.1, "wrong gradients would show"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_alone_equals_among_others(tiny: Any, dropout: float) -> None:
+    jobs = jobs_of(tiny, dropout=dropout)
+    with engine_of(tiny) as engine:
+        together = curves(tiny, engine, jobs)
+    for job in jobs:
+        with engine_of(tiny) as engine:
+            assert curves(tiny, engine, [job])[job.job_id] == pytest.approx(together[job.job_id], abs=TOLERANCE / 2)
+
+
+def test_several_passes_equal_one(tiny: Any) -> None:
+    jobs = [
+        tiny.job(lora_rank=rank, adapter_batch_size=2, gradient_accumulation=accumulation)
+        for rank, accumulation in ((4, 1), (16, 3))
+    ]
+    with engine_of(tiny) as engine:
+        whole = curves(tiny, engine, jobs)
+    with engine_of(tiny, max_pass_tokens=20) as engine:
+        cut = curves(tiny, engine, jobs)
+    for job in jobs:
+        assert cut[job.job_id] == pytest.approx(whole[job.job_id], abs=TOLERANCE / 2)
+
+
+def test_jobs_that_come_and_go_capture_nothing_anew(tiny: Any) -> None:
+    rows = tiny.rows(4, shortest=10, longest=10)
+    first, second, third = (tiny.job(lora_rank=rank, learning_rate=rank * 1e-3) for rank in (4, 16, 33))
+    with engine_of(tiny) as engine:
+        engine.admit(first, tiny.budget())
+        engine.admit(second, tiny.budget())
+        engine.step({job.job_id: rows[:3] for job in (first, second)})
+        made = engine._runner.num_captures
+        engine.evict(first.job_id)
+        engine.admit(third, tiny.budget())
+        for _ in range(3):
+            engine.step({job.job_id: rows[:3] for job in (second, third)})
+        assert engine._runner.num_captures == made
+        after = [record.train_loss for record in engine.take_records() if record.job_id == third.job_id]
+    with engine_of(tiny) as engine:
+        engine.admit(third, tiny.budget())
+        for _ in range(3):
+            engine.step({third.job_id: rows[:3]})
+        assert [record.train_loss for record in engine.take_records()] == pytest.approx(after, abs=TOLERANCE / 2)
+
+
+def test_a_job_that_is_not_finite_leaves_its_neighbours_bit_for_bit(tiny: Any) -> None:
+    jobs = jobs_of(tiny)
+    results: list[list[StepRecord]] = []
+    states = []
+    for damage in (False, True):
+        with engine_of(tiny) as engine:
+            for job in jobs:
+                engine.admit(job, tiny.budget())
+            if damage:
+                block = engine._of(jobs[1].job_id).block
+                block.params_rW.fill_(float("nan"))
+                block.publish()
+            for step in range(1, 4):
+                engine.step({job.job_id: tiny.batch(job, step, tiny.rows(9)) for job in jobs})
+            results.append([r for r in engine.take_records() if r.job_id != jobs[1].job_id])
+            states.append([engine._of(job.job_id).block.params_rW.clone() for job in (jobs[0], jobs[2])])
+            if damage:
+                assert engine._of(jobs[1].job_id).block.exp_avg_rW.isfinite().all(), "no update was made"
+    assert results[0] == results[1]
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def test_a_job_that_rests_does_not_move(tiny: Any) -> None:
+    jobs = jobs_of(tiny)
+    with engine_of(tiny) as engine:
+        curves(tiny, engine, jobs, steps=2)
+        block = engine._of(jobs[1].job_id).block
+        before = [t.clone() for t in (block.params_rW, block.exp_avg_rW, block.exp_avg_sq_rW)]
+        engine.step({jobs[0].job_id: tiny.rows(1)})
+        engine.take_records()
+        assert all(torch.equal(b, a) for b, a in zip(before, (block.params_rW, block.exp_avg_rW, block.exp_avg_sq_rW)))
+
+
+def test_resumed_equals_unbroken(tiny: Any, tmp_path: Path) -> None:
+    job, rows = tiny.job(lora_rank=16, dropout=0.1, lr_schedule="linear"), tiny.rows(9)
+
+    def train(engine: Engine, steps: range) -> list[float]:
+        for step in steps:
+            engine.step({job.job_id: tiny.batch(job, step, rows)})
+        return [record.train_loss for record in engine.take_records()]
+
+    with engine_of(tiny) as engine:
+        engine.admit(job, tiny.budget())
+        unbroken = train(engine, range(1, 7))
+    with engine_of(tiny) as engine:
+        engine.admit(job, tiny.budget())
+        train(engine, range(1, 4))
+        engine.save(job.job_id, tmp_path / "state")
+    with engine_of(tiny) as engine:
+        engine.restore(job, tiny.budget(), tmp_path / "state")
+        assert train(engine, range(4, 7)) == pytest.approx(unbroken[3:], abs=1e-6)
+    assert all(math.isfinite(loss) for loss in unbroken)
