@@ -107,7 +107,7 @@ def attach_ours(model: Any, adapters: Adapters) -> None:
     import torch
 
     from kernels.grouped_lora import grouped_lora_linears
-    from kernels.triton_lora import Projection
+    from kernels.projections import Projection
 
     grads_RW = torch.zeros_like(adapters.params_RW, dtype=torch.float32)
     projections = {}
