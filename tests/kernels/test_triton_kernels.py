@@ -151,12 +151,11 @@ def test_small_cases_equal_the_definition(tokens: tuple[int, ...], ranks: tuple[
 
 @small
 @pytest.mark.gpu
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("ranks", [(3, 16, 20, 5), (70, 9, 100, 20)], ids=["narrow", "wide"])
+@pytest.mark.parametrize(("ranks", "dropout"), [((3, 16, 20, 5), 0.0), ((70, 9, 66, 20), 0.3)], ids=["narrow", "wide"])
 def test_projections_with_adapters_of_their_own(ranks: tuple[int, ...], dropout: float) -> None:
     from kernels.triton_lora import backward_projections, forward_projections
 
-    problem = Problem(make_specs((5, 40, 70, 9), ranks=ranks, dropout=dropout), 72, (40, 24, 16), torch.float32)
+    problem = Problem(make_specs((5, 20, 33, 9), ranks=ranks, dropout=dropout), 40, (24, 8, 16), torch.float32)
     every = problem.segments
     segments = [every.without({3}), every.without({1}), every.without({1, 2, 3})]
     projections = []
