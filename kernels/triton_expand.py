@@ -33,7 +33,7 @@ def expand_kernel(
     PROJECTIONS: tl.constexpr, SCALED: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, WIDTH_TILES: tl.constexpr, STAGES: tl.constexpr,
-    OWN_RANKS: tl.constexpr,
+    OWN_RANKS: tl.constexpr, RANK_LOOP: tl.constexpr,
 ):  # fmt: skip
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     slot = program // num_width_tiles
@@ -58,7 +58,10 @@ def expand_kernel(
         scale = tl.load(scales + segment)
     if DROPOUT:
         seed, threshold, keep_scale = load_mask_state(seeds, thresholds, dropouts, segment)
-    if rank <= BLOCK_RANK:
+    fits = True
+    if RANK_LOOP:
+        fits = rank <= BLOCK_RANK
+    if fits:
         live_r = r < rank
         s_mask = live_t[:, None] & live_r[None, :]
         dtype = out.dtype.element_ty
@@ -87,8 +90,8 @@ def expand_kernel(
                 w = w0 if projection == 0 else (w1 if projection == 1 else w2)
                 s_tile = s0 if projection == 0 else (s1 if projection == 1 else s2)
                 own_rank = rank0 if projection == 0 else (rank1 if projection == 1 else rank2)
-                own_mask = w_mask & (r < own_rank)[:, None] if OWN_RANKS else w_mask
-                w_tile = tl.load(w + w_rows + feature[None, :], mask=own_mask, other=0.0).to(dtype)
+                own_w_mask = w_mask & (r < own_rank)[:, None] if OWN_RANKS else w_mask
+                w_tile = tl.load(w + w_rows + feature[None, :], mask=own_w_mask, other=0.0).to(dtype)
                 if DROPOUT:
                     layer = layer0 if projection == 0 else (layer1 if projection == 1 else layer2)
                     acc = tl.dot(s_tile, w_tile, input_precision=PRECISION)
@@ -150,7 +153,7 @@ def expand_(
     assert s_PTQ.shape[0] == count
     assert all(w.stride() == weights_RO[0].stride() for w in weights_RO), "one row stride"
     tiles = tiles or choose_tiles("expand", num_tokens, width, count)
-    block = rank_block(first)
+    block = tiles.block_rank or rank_block(first)
     column = tiles.block_tokens * out_TO.element_size() + count * block * weights_RO[0].element_size()
     block_width = fit_width(tiles.block_width, column, tiles.num_stages, 110_000)
     block_width = min(block_width, max(16, triton.next_power_of_2(width)))
@@ -168,5 +171,5 @@ def expand_(
         SEGMENTS=padded_segments(first), EVEN=width % (block_width * width_tiles) == 0,
         PRECISION="ieee" if out_TO.dtype == torch.float32 else "tf32",
         WIDTH_TILES=width_tiles, STAGES=tiles.num_stages, OWN_RANKS=differ(segments),
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        RANK_LOOP=first.rank_limit > block, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
