@@ -43,15 +43,15 @@ def decide(
     """`choose_path` for given facts."""
     if device_type != "cuda":
         return PathChoice(implementation=Implementation.TWIN)
-    if not has_triton:
-        why_not = "Triton is not installed"
-    elif is_rocm:
+    if is_rocm:
         why_not = "the Triton kernels are for CUDA, this is ROCm"
     elif capability < MIN_CAPABILITY:
         needed, got = (f"{major}.{minor}" for major, minor in (MIN_CAPABILITY, capability))
         why_not = f"the Triton kernels need compute capability {needed}, this device has {got}"
     elif dtype not in TRITON_DTYPES:
         why_not = f"the Triton kernels do not serve {dtype}"
+    elif not has_triton:
+        why_not = "Triton is not installed"
     else:
         return PathChoice(implementation=Implementation.TRITON)
     # Not the twin: it goes through the adapters one by one.
