@@ -79,7 +79,7 @@ def measure(out: Path, case: str, ranks: str, dropout: float, *, compile_only: b
     triton.knobs.compilation.listener = lambda *, src, times, cache_hit, **_: compiled.append(
         (src.fn.__name__, times.total / 1e6 * (not cache_hit))
     )
-    device = "cpu" if compile_only else "cuda"
+    device = "meta" if compile_only else "cuda"
     call = _make_call(case, RANKS[ranks], dropout, device)
     if not compile_only:
         torch.mm(*torch.ones(2, 16, 16, device=device, dtype=torch.bfloat16))  # cuBLAS starts outside of the figure

@@ -19,11 +19,12 @@ from kernels.segments import SegmentSpec, make_segments
 from kernels.triton_lora import backward_projections, forward_projections
 
 compile_without_running()
+torch.set_default_device("meta")  # nothing is read or computed
 
 def compile_layers(ranks, widths_out, dtype, dropout, excluded):
     place = [{"num_tokens": 5, "rank_start": 256 * i, "lora_rank": r} for i, r in enumerate(ranks)]
     specs = [SegmentSpec(**where, scale=1.0, dropout=dropout) for where in place]
-    every, rows, width = make_segments(specs), 256 * len(ranks), 40
+    every, rows, width = make_segments(specs, "meta"), 256 * len(ranks), 40
     x = torch.zeros(every.num_tokens, width, dtype=dtype)
     segments = [every.without(excluded) if i else every for i in range(len(widths_out))]
     projections = []
