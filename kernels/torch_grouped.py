@@ -149,9 +149,9 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)
 def _pack_segments(segments: Segments, *, is_padded: bool) -> _Packing:
-    """Made on the host from the plain values, once for all layers of a step."""
+    """Made on the host from the plain values, once for all layers of a step with the same adapters."""
     active, device = segments.active, segments.token_offsets_S1.device
 
     def column(values: list[int]) -> Tensor:
