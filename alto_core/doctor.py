@@ -158,7 +158,7 @@ def _gpus(settings: Settings) -> Check:
 def _lora_path(settings: Settings) -> Check:
     import torch
 
-    from kernels.grouped_lora import kernel_path
+    from kernels.path_choice import kernel_path
 
     on_gpu = torch.cuda.is_available() and settings.device != "cpu"
     device = torch.device("cuda" if on_gpu else "cpu")

@@ -224,10 +224,10 @@ def tune(file: Path) -> None:
         grad = torch.zeros_like(w, dtype=torch.float32)
         count = min(8, max(2, math.ceil(L2_BYTES / (2 * tokens * width))))
         xs = [torch.randn(tokens, width, device="cuda").to(lm.BF16) for _ in range(count)]
-        s = shrink(xs[0], [w], segments, [0], tiles=Tiles(block_tokens=64, block_width=64))
+        s = shrink(xs[0], [w], [segments], [0], tiles=Tiles(block_tokens=64, block_width=64))
         calls: dict[str, Callable[[Any, Tiles], Any]] = {
-            "shrink": lambda x, t, w=w, segments=segments: shrink(x, [w], segments, [0], tiles=t),
-            "expand": lambda x, t, w=w, s=s, segments=segments: expand_(x, s, [w], segments, [0], tiles=t),
+            "shrink": lambda x, t, w=w, segments=segments: shrink(x, [w], [segments], [0], tiles=t),
+            "expand": lambda x, t, w=w, s=s, segments=segments: expand_(x, s, [w], [segments], [0], tiles=t),
             "outer": lambda x, t, g=grad, s=s, segments=segments: outer_(
                 g, x, s[0], segments, 0, accumulate=False, tiles=t
             ),

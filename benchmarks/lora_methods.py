@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.grouped_lora import grouped_lora_linears
+from kernels.projections import Projection
 from kernels.segments import Segments, SegmentSpec, make_segments
-from kernels.triton_lora import Projection
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Sequence[Tensor], Sequence[Tensor]]]
 """(x, dy) -> y, dx, dA and dB of each job ([r, I], [r, O]; maybe padded or in float32)."""

@@ -57,12 +57,32 @@ def keep_mask(
     Returns:
         bool [num_tokens, width], true where kept.
     """
-    layer_seed = mix32(seed ^ mix32(layer_index + _GOLDEN))
-    token_keys_t = _mix32_(torch.arange(num_tokens, dtype=torch.int32, device=device).add_(_signed(layer_seed)))
-    feature_keys_I = _mix32_(torch.arange(width, dtype=torch.int32, device=device).mul_(_signed(_GOLDEN)))
-    hashes_tI = _mix32_(token_keys_t[:, None] ^ feature_keys_I)
+    rows = torch.arange(num_tokens, dtype=torch.int32, device=device)
+    seeds, thresholds = (torch.full_like(rows, _signed(bits)) for bits in (seed & _BITS_32, drop_threshold(dropout)))
+    return keep_mask_of_rows(seeds, rows, thresholds, layer_index=layer_index, width=width)
+
+
+def keep_mask_of_rows(
+    seeds_T: Tensor, tokens_T: Tensor, thresholds_T: Tensor, *, layer_index: int, width: int
+) -> Tensor:
+    """`keep_mask` for rows of any segments.
+
+    Args:
+        seeds_T: int32, bit pattern of each row's segment seed.
+        tokens_T: int32, each row's number within its segment.
+        thresholds_T: int32, bit pattern of `drop_threshold`.
+        layer_index, width: as in `keep_mask`.
+
+    Returns:
+        bool [T, width], true where kept.
+    """
+    layer_seeds_T = _mix32_(seeds_T ^ _signed(mix32(layer_index + _GOLDEN)))
+    token_keys_T = _mix32_(layer_seeds_T.add_(tokens_T))
+    feature_keys_I = _mix32_(torch.arange(width, dtype=torch.int32, device=seeds_T.device).mul_(_signed(_GOLDEN)))
+    hashes_TI = _mix32_(token_keys_T[:, None] ^ feature_keys_I)
     # Flipping the top bit makes signed order equal to unsigned order.
-    return hashes_tI.bitwise_xor_(_signed(1 << 31)) >= drop_threshold(dropout) - (1 << 31)
+    top_bit = _signed(1 << 31)
+    return hashes_TI.bitwise_xor_(top_bit) >= (thresholds_T ^ top_bit)[:, None]
 
 
 def _mix32_(values: Tensor) -> Tensor:

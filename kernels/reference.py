@@ -30,7 +30,7 @@ def lora_forward_(
     Args:
         base_TO: output of the frozen layer; any float dtype. Becomes y.
         x_TI: input of the layer, same dtype.
-        a_RI, b_RO: all adapters of this layer, float32 (float64 with float64 inputs).
+        a_RI, b_RO: all adapters of this layer; any float dtype, converted to float32 (float64 with float64 inputs).
         segments: of the T tokens.
         layer_index: enters the dropout mask.
 
@@ -39,8 +39,8 @@ def lora_forward_(
     """
     shrunk = []
     for segment in segments.active:
-        s_tr = _dropped(x_TI[segment.tokens], segment, layer_index) @ a_RI[segment.rank_rows].T
-        _add_product_(base_TO[segment.tokens], s_tr, b_RO[segment.rank_rows], segment.scale)
+        s_tr = _dropped(x_TI[segment.tokens], segment, layer_index) @ _accumulable(a_RI[segment.rank_rows]).T
+        _add_product_(base_TO[segment.tokens], s_tr, _accumulable(b_RO[segment.rank_rows]), segment.scale)
         shrunk.append(s_tr)
     return shrunk
 
@@ -57,27 +57,33 @@ def lora_backward_(
     shrunk: list[Tensor],
     *,
     input_needs_gradient: bool = True,
+    accumulate: bool = True,
 ) -> Tensor | None:
     """Gradients of the LoRA path; the base's own gradient is `dy_TO` itself.
 
     Args:
-        da_RI, db_RO: dA and dB are added to these, in place; dtype of A and B.
+        da_RI, db_RO: dA and dB are added to these, in place; float32 (float64 with float64 inputs).
         dy_TO: gradient of y.
         shrunk: what `lora_forward_` returned.
         input_needs_gradient: False saves the work for dx.
+        accumulate: False writes dA and dB instead; rank rows of segments without tokens get exact zeros.
 
     Returns:
         dx_TI in the dtype of x, or None.
     """
+    if not accumulate:
+        for segment in segments.on_host:
+            da_RI[segment.rank_rows].zero_()
+            db_RO[segment.rank_rows].zero_()
     dx_TI = torch.zeros_like(x_TI) if input_needs_gradient else None
     for segment, s_tr in zip(segments.active, shrunk, strict=True):
         rows = segment.rank_rows
         dy_tO = _accumulable(dy_TO[segment.tokens])
         db_RO[rows].addmm_(s_tr.T, dy_tO, alpha=segment.scale)
-        ds_tr = (dy_tO @ b_RO[rows].T).mul_(segment.scale)
+        ds_tr = (dy_tO @ _accumulable(b_RO[rows]).T).mul_(segment.scale)
         da_RI[rows].addmm_(ds_tr.T, _dropped(x_TI[segment.tokens], segment, layer_index))
         if dx_TI is not None:
-            dx_TI[segment.tokens] = _drop_(ds_tr @ a_RI[rows], segment, layer_index)
+            dx_TI[segment.tokens] = _drop_(ds_tr @ _accumulable(a_RI[rows]), segment, layer_index)
     return dx_TI
 
 

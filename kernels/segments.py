@@ -44,6 +44,11 @@ class HostSegment(SegmentSpec):
     token_start: int
 
     @property
+    def is_active(self) -> bool:
+        """Whether it adds anything: it has tokens and an adapter."""
+        return self.num_tokens > 0 and self.lora_rank > 0
+
+    @property
     def tokens(self) -> slice:
         return slice(self.token_start, self.token_start + self.num_tokens)
 
@@ -113,8 +118,22 @@ class Segments:
 
     @property
     def active(self) -> tuple[HostSegment, ...]:
-        """The segments that add anything: with tokens and with an adapter."""
-        return tuple(s for s in self.on_host if s.num_tokens and s.lora_rank)
+        """The segments that add anything."""
+        return tuple(s for s in self.on_host if s.is_active)
+
+    def differ_in_ranks_only(self, other: Segments) -> bool:
+        """Whether each segment of the other is the same, or one of the two has no adapter: what `without` leaves."""
+        if self is other:
+            return True
+        pairs = zip(self.on_host, other.on_host, strict=False)
+        return (
+            self.count == other.count
+            and self.rank_limit == other.rank_limit
+            and all(
+                a == b or (0 in (a.lora_rank, b.lora_rank) and dataclasses.replace(a, lora_rank=b.lora_rank) == b)
+                for a, b in pairs
+            )
+        )
 
     def without(self, excluded: Collection[int]) -> Segments:
         """The same tokens, but the segments of these indices pass the base layer alone."""

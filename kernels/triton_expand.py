@@ -20,26 +20,27 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from kernels.segments import Segments
-from kernels.triton_tiles import dropped, load_mask_state, locate_tile
+from kernels.triton_tiles import differ, dropped, load_mask_state, load_ranks, locate_tile, ranks_of_others
 from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, fit_width, padded_segments, rank_block
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def expand_kernel(
     out, s, w0, w1, w2,
-    token_offsets, rank_offsets, ranks, scales, dropouts, thresholds, seeds,
+    token_offsets, rank_offsets, ranks, scales, dropouts, thresholds, seeds, ranks1, ranks2,
     num_segments, num_tokens, num_width_tiles, layer0, layer1, layer2,
     width, out_stride, w_stride, s_stride,
     PROJECTIONS: tl.constexpr, SCALED: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, WIDTH_TILES: tl.constexpr, STAGES: tl.constexpr,
+    OWN_RANKS: tl.constexpr, RANK_LOOP: tl.constexpr,
 ):  # fmt: skip
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     slot = program // num_width_tiles
     segment, first, start, end = locate_tile(token_offsets, num_segments, slot, BLOCK_TOKENS, SEGMENTS)
     if first >= end:
         return
-    rank = tl.load(ranks + segment)
+    rank, rank0, rank1, rank2 = load_ranks(ranks, ranks1, ranks2, segment, PROJECTIONS, OWN_RANKS)
     if rank == 0:
         return
     t = tl.arange(0, BLOCK_TOKENS)
@@ -57,17 +58,23 @@ def expand_kernel(
         scale = tl.load(scales + segment)
     if DROPOUT:
         seed, threshold, keep_scale = load_mask_state(seeds, thresholds, dropouts, segment)
-    if rank <= BLOCK_RANK:
+    fits = True
+    if RANK_LOOP:
+        fits = rank <= BLOCK_RANK
+    if fits:
         live_r = r < rank
         s_mask = live_t[:, None] & live_r[None, :]
         dtype = out.dtype.element_ty
-        s0 = tl.load(s_rows, mask=s_mask, other=0.0)
+        own_mask = s_mask & (r < rank0)[None, :] if OWN_RANKS else s_mask
+        s0 = tl.load(s_rows, mask=own_mask, other=0.0)
         s1 = s0
         s2 = s0
         if PROJECTIONS > 1:
-            s1 = tl.load(s_rows + plane, mask=s_mask, other=0.0)
+            own_mask = s_mask & (r < rank1)[None, :] if OWN_RANKS else s_mask
+            s1 = tl.load(s_rows + plane, mask=own_mask, other=0.0)
         if PROJECTIONS > 2:
-            s2 = tl.load(s_rows + 2 * plane, mask=s_mask, other=0.0)
+            own_mask = s_mask & (r < rank2)[None, :] if OWN_RANKS else s_mask
+            s2 = tl.load(s_rows + 2 * plane, mask=own_mask, other=0.0)
         for tile in tl.range(0, WIDTH_TILES, num_stages=STAGES):
             feature = column + tile * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
             if EVEN:
@@ -82,7 +89,9 @@ def expand_kernel(
             for projection in tl.static_range(PROJECTIONS):
                 w = w0 if projection == 0 else (w1 if projection == 1 else w2)
                 s_tile = s0 if projection == 0 else (s1 if projection == 1 else s2)
-                w_tile = tl.load(w + w_rows + feature[None, :], mask=w_mask, other=0.0).to(dtype)
+                own_rank = rank0 if projection == 0 else (rank1 if projection == 1 else rank2)
+                own_w_mask = w_mask & (r < own_rank)[:, None] if OWN_RANKS else w_mask
+                w_tile = tl.load(w + w_rows + feature[None, :], mask=own_w_mask, other=0.0).to(dtype)
                 if DROPOUT:
                     layer = layer0 if projection == 0 else (layer1 if projection == 1 else layer2)
                     acc = tl.dot(s_tile, w_tile, input_precision=PRECISION)
@@ -98,9 +107,10 @@ def expand_kernel(
             total = tl.zeros([BLOCK_TOKENS, BLOCK_WIDTH], tl.float32)
             for projection in tl.static_range(PROJECTIONS):
                 w = w0 if projection == 0 else (w1 if projection == 1 else w2)
+                own_rank = rank0 if projection == 0 else (rank1 if projection == 1 else rank2)
                 acc = tl.zeros([BLOCK_TOKENS, BLOCK_WIDTH], tl.float32)
-                for rank_start in range(0, rank, BLOCK_RANK):
-                    live_r = rank_start + r < rank
+                for rank_start in range(0, own_rank, BLOCK_RANK):
+                    live_r = rank_start + r < own_rank
                     s_tile = tl.load(
                         s_rows + projection * plane + rank_start, mask=live_t[:, None] & live_r[None, :], other=0.0
                     )
@@ -120,7 +130,7 @@ def expand_(
     out_TO: Tensor,
     s_PTQ: Tensor,
     weights_RO: Sequence[Tensor],
-    segments: Segments,
+    segments: Sequence[Segments],
     layer_indices: Sequence[int],
     *,
     scaled: bool = False,
@@ -133,32 +143,33 @@ def expand_(
         out_TO: rows contiguous; bfloat16, float16 or float32.
         s_PTQ: from `shrink`, one plane per projection.
         weights_RO: one per projection, of one row stride; any float dtype.
-        segments: of the T tokens.
+        segments: of the T tokens, one per projection; they `differ_in_ranks_only`.
         layer_indices: one per projection.
         scaled: multiply by the segment's scale.
         dropout: apply the layers' dropout masks over the output's columns.
         tiles: other than the table's.
     """
-    count, (num_tokens, width) = len(weights_RO), out_TO.shape
+    count, (num_tokens, width), first = len(weights_RO), out_TO.shape, segments[0]
     assert s_PTQ.shape[0] == count
     assert all(w.stride() == weights_RO[0].stride() for w in weights_RO), "one row stride"
     tiles = tiles or choose_tiles("expand", num_tokens, width, count)
-    block = rank_block(segments)
+    block = tiles.block_rank or rank_block(first)
     column = tiles.block_tokens * out_TO.element_size() + count * block * weights_RO[0].element_size()
     block_width = fit_width(tiles.block_width, column, tiles.num_stages, 110_000)
     block_width = min(block_width, max(16, triton.next_power_of_2(width)))
     width_tiles = min(tiles.width_tiles, triton.cdiv(width, block_width))
     num_width_tiles = triton.cdiv(width, block_width * width_tiles)
-    slots = num_tokens // tiles.block_tokens + segments.count
+    slots = num_tokens // tiles.block_tokens + first.count
     w = [*weights_RO, weights_RO[0], weights_RO[0]]
     layers = [*layer_indices, 0, 0]
     expand_kernel[(slots * num_width_tiles,)](
-        out_TO, s_PTQ, w[0], w[1], w[2], *segments.kernel_arguments,
-        segments.count, num_tokens, num_width_tiles, layers[0], layers[1], layers[2],
+        out_TO, s_PTQ, w[0], w[1], w[2], *first.kernel_arguments, *ranks_of_others(segments),
+        first.count, num_tokens, num_width_tiles, layers[0], layers[1], layers[2],
         width, out_TO.stride(0), w[0].stride(0), s_PTQ.stride(1),
-        PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and segments.has_dropout,
+        PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and first.has_dropout,
         BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=block, BLOCK_WIDTH=block_width,
-        SEGMENTS=padded_segments(segments), EVEN=width % (block_width * width_tiles) == 0,
+        SEGMENTS=padded_segments(first), EVEN=width % (block_width * width_tiles) == 0,
         PRECISION="ieee" if out_TO.dtype == torch.float32 else "tf32",
-        WIDTH_TILES=width_tiles, STAGES=tiles.num_stages, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        WIDTH_TILES=width_tiles, STAGES=tiles.num_stages, OWN_RANKS=differ(segments),
+        RANK_LOOP=first.rank_limit > block, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip

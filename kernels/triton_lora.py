@@ -15,37 +15,25 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.projections import Projection, add_frozen_dx
 from kernels.segments import Segments
 from kernels.triton_expand import expand_
 from kernels.triton_outer import outer_
 from kernels.triton_shrink import new_shrunk, shrink
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Projection:
-    """A frozen linear layer and its adapters."""
-
-    weight_OI: Tensor
-    """As torch stores it; the transposed view of a Conv1D's weight serves as well."""
-    bias_O: Tensor | None
-    a_RI: Tensor
-    """Any float dtype; the compute dtype is fastest, since float32 rows are converted by every tile that reads them."""
-    b_RO: Tensor
-    layer_index: int
-    gradient_sinks: tuple[Tensor, Tensor]
-    """float32 [R, I] and [R, O]; dA and dB go here."""
-
-
 def forward_projections(
-    x_TI: Tensor, projections: Sequence[Projection], segments: Segments, *, overlap: bool
+    x_TI: Tensor, projections: Sequence[Projection], segments: Sequence[Segments], *, overlap: bool
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """y [T, O] of each projection with its LoRA paths, and S [P, T, Q] for the backward pass."""
+    """y [T, O] of each projection with its LoRA paths, and S [P, T, Q] for the backward pass.
+
+    The projections' segments `differ_in_ranks_only`.
+    """
     a, layers = [p.a_RI for p in projections], [p.layer_index for p in projections]
     with _beside(x_TI, 0, overlap):
         s_PTQ = shrink(x_TI, a, segments, layers)
@@ -58,7 +46,7 @@ def forward_projections(
         if not overlap:
             # Right before its expand, which then finds the last rows in the L2.
             outputs.append(functional.linear(x_TI, p.weight_OI, p.bias_O))
-        expand_(outputs[i], s_PTQ[i : i + 1], [p.b_RO], segments, layers[i : i + 1], scaled=True)
+        expand_(outputs[i], s_PTQ[i : i + 1], [p.b_RO], segments[i : i + 1], layers[i : i + 1], scaled=True)
     return tuple(outputs), s_PTQ
 
 
@@ -67,7 +55,7 @@ def backward_projections(
     x_TI: Tensor,
     s_PTQ: Tensor,
     projections: Sequence[Projection],
-    segments: Segments,
+    segments: Sequence[Segments],
     *,
     input_needs_gradient: bool,
     accumulate: bool,
@@ -75,7 +63,7 @@ def backward_projections(
 ) -> Tensor | None:
     """dx [T, I] of the frozen layers and the LoRA paths together; dA and dB go to the sinks."""
     overlap, dx_TI = overlap and input_needs_gradient, None
-    ds_PTQ = new_shrunk(x_TI, len(projections), segments)
+    ds_PTQ = new_shrunk(x_TI, len(projections), segments[0])
     if overlap:
         with _beside(x_TI, 1, overlap):
             for i in range(len(projections)):
@@ -87,13 +75,13 @@ def backward_projections(
             ds_ready = side.record_event()
             _add_da(x_TI, ds_PTQ, projections, segments, accumulate=accumulate)
         for dy, p in zip(dy_TO, projections, strict=True):
-            dx_TI = _frozen_dx(dx_TI, dy, p)
+            dx_TI = add_frozen_dx(dx_TI, dy, p)
         torch.cuda.current_stream(x_TI.device).wait_event(ds_ready)
     else:
         # Each dy is read three times in a row and in turning directions, so that its last part is found in the L2.
         for i, (dy, p) in enumerate(zip(dy_TO, projections, strict=True)):
             if input_needs_gradient:
-                dx_TI = _frozen_dx(dx_TI, dy, p)
+                dx_TI = add_frozen_dx(dx_TI, dy, p)
             _shrink_dy(i, dy_TO, ds_PTQ, projections, segments, reverse=True)
             _add_db(i, dy_TO, s_PTQ, projections, segments, accumulate=accumulate, reverse=False)
         _add_da(x_TI, ds_PTQ, projections, segments, accumulate=accumulate)
@@ -105,21 +93,17 @@ def backward_projections(
     return dx_TI
 
 
-def _frozen_dx(dx_TI: Tensor | None, dy_TO: Tensor, p: Projection) -> Tensor:
-    return dy_TO @ p.weight_OI if dx_TI is None else dx_TI.addmm_(dy_TO, p.weight_OI)
-
-
 def _shrink_dy(
     i: int,
     dy_TO: Sequence[Tensor],
     ds_PTQ: Tensor,
     projections: Sequence[Projection],
-    segments: Segments,
+    segments: Sequence[Segments],
     *,
     reverse: bool = False,
 ) -> None:
     b_RO, layer, own = projections[i].b_RO, projections[i].layer_index, ds_PTQ[i : i + 1]
-    shrink(dy_TO[i], [b_RO], segments, [layer], scaled=True, dropout=False, reverse=reverse, into_PTQ=own)
+    shrink(dy_TO[i], [b_RO], segments[i : i + 1], [layer], scaled=True, dropout=False, reverse=reverse, into_PTQ=own)
 
 
 def _add_db(
@@ -127,32 +111,32 @@ def _add_db(
     dy_TO: Sequence[Tensor],
     s_PTQ: Tensor,
     projections: Sequence[Projection],
-    segments: Segments,
+    segments: Sequence[Segments],
     *,
     accumulate: bool,
     reverse: bool = True,
 ) -> None:
     sink, layer = projections[i].gradient_sinks[1], projections[i].layer_index
-    outer_(sink, dy_TO[i], s_PTQ[i], segments, layer, scaled=True, accumulate=accumulate, reverse=reverse)
+    outer_(sink, dy_TO[i], s_PTQ[i], segments[i], layer, scaled=True, accumulate=accumulate, reverse=reverse)
 
 
 def _add_da(
-    x_TI: Tensor, ds_PTQ: Tensor, projections: Sequence[Projection], segments: Segments, *, accumulate: bool
+    x_TI: Tensor, ds_PTQ: Tensor, projections: Sequence[Projection], segments: Sequence[Segments], *, accumulate: bool
 ) -> None:
-    for ds_TQ, p in zip(ds_PTQ, projections, strict=True):
-        outer_(p.gradient_sinks[0], x_TI, ds_TQ, segments, p.layer_index, dropout=True, accumulate=accumulate)
+    for ds_TQ, p, own in zip(ds_PTQ, projections, segments, strict=True):
+        outer_(p.gradient_sinks[0], x_TI, ds_TQ, own, p.layer_index, dropout=True, accumulate=accumulate)
 
 
-def add_lora_(
+def lora_forward_(
     base_TO: Tensor, x_TI: Tensor, a_RI: Tensor, b_RO: Tensor, segments: Segments, layer_index: int
-) -> Tensor:
-    """`reference.lora_forward_` on kernels: base becomes y; gives S [1, T, Q]."""
-    s_PTQ = shrink(x_TI, [a_RI], segments, [layer_index])
-    expand_(base_TO, s_PTQ, [b_RO], segments, [layer_index], scaled=True)
-    return s_PTQ
+) -> list[Tensor]:
+    """`reference.lora_forward_` on kernels. Gives S [1, T, Q]."""
+    s_PTQ = shrink(x_TI, [a_RI], [segments], [layer_index])
+    expand_(base_TO, s_PTQ, [b_RO], [segments], [layer_index], scaled=True)
+    return [s_PTQ]
 
 
-def lora_gradients_(
+def lora_backward_(
     da_RI: Tensor,
     db_RO: Tensor,
     dy_TO: Tensor,
@@ -161,18 +145,20 @@ def lora_gradients_(
     b_RO: Tensor,
     segments: Segments,
     layer_index: int,
-    s_PTQ: Tensor,
+    shrunk: list[Tensor],
     *,
     input_needs_gradient: bool = True,
+    accumulate: bool = True,
 ) -> Tensor | None:
-    """`reference.lora_backward_` on kernels, with the S of `add_lora_`."""
-    ds_PTQ = shrink(dy_TO, [b_RO], segments, [layer_index], scaled=True, dropout=False)
-    outer_(db_RO, dy_TO, s_PTQ[0], segments, layer_index, scaled=True)
-    outer_(da_RI, x_TI, ds_PTQ[0], segments, layer_index, dropout=True)
+    """`reference.lora_backward_` on kernels, with what `lora_forward_` of this module gave."""
+    ((s_TQ,),) = shrunk
+    ds_PTQ = shrink(dy_TO, [b_RO], [segments], [layer_index], scaled=True, dropout=False)
+    outer_(db_RO, dy_TO, s_TQ, segments, layer_index, scaled=True, accumulate=accumulate)
+    outer_(da_RI, x_TI, ds_PTQ[0], segments, layer_index, dropout=True, accumulate=accumulate)
     if not input_needs_gradient:
         return None
     dx_TI = torch.zeros_like(x_TI)
-    expand_(dx_TI, ds_PTQ, [a_RI], segments, [layer_index], dropout=True)
+    expand_(dx_TI, ds_PTQ, [a_RI], [segments], [layer_index], dropout=True)
     return dx_TI
 
 

@@ -19,19 +19,19 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from kernels.segments import Segments
-from kernels.triton_tiles import dropped, load_mask_state, locate_tile
+from kernels.triton_tiles import differ, dropped, load_mask_state, load_ranks, locate_tile, ranks_of_others
 from kernels.triton_tuning import NOT_SPECIALIZED, Tiles, choose_tiles, fit_width, padded_segments, rank_block
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def shrink_kernel(
     x, w0, w1, w2, s,
-    token_offsets, rank_offsets, ranks, scales, dropouts, thresholds, seeds,
+    token_offsets, rank_offsets, ranks, scales, dropouts, thresholds, seeds, ranks1, ranks2,
     num_segments, num_tokens, num_rank_tiles, layer0, layer1, layer2,
     width, split_width, x_stride, w_stride, s_stride,
     PROJECTIONS: tl.constexpr, SCALED: tl.constexpr, DROPOUT: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, REVERSE: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, REVERSE: tl.constexpr, OWN_RANKS: tl.constexpr,
 ):  # fmt: skip
     program = tl.num_programs(0) - 1 - tl.program_id(0) if REVERSE else tl.program_id(0)
     slot = program // num_rank_tiles
@@ -40,7 +40,7 @@ def shrink_kernel(
     segment, first, start, end = locate_tile(token_offsets, num_segments, slot, BLOCK_TOKENS, SEGMENTS)
     if first >= end:
         return
-    rank = tl.load(ranks + segment)
+    rank, rank0, rank1, rank2 = load_ranks(ranks, ranks1, ranks2, segment, PROJECTIONS, OWN_RANKS)
     if rank_start >= rank:
         return
     t = tl.arange(0, BLOCK_TOKENS)
@@ -66,18 +66,21 @@ def shrink_kernel(
                 live_r[None, :] & (feature < k_end)[:, None],
             )
         x_tile = tl.load(x_rows + feature[None, :], mask=x_mask, other=0.0)
-        w_tile = tl.load(w0 + w_rows + feature[:, None], mask=w_mask, other=0.0).to(x_tile.dtype)
+        own_mask = w_mask & (rank_start + r < rank0)[None, :] if OWN_RANKS else w_mask
+        w_tile = tl.load(w0 + w_rows + feature[:, None], mask=own_mask, other=0.0).to(x_tile.dtype)
         x_kept = x_tile
         if DROPOUT:
             x_kept = dropped(x_tile, seed, layer0, first - start + t, feature, threshold, keep_scale)
         acc0 = tl.dot(x_kept, w_tile, acc0, input_precision=PRECISION)
         if PROJECTIONS > 1:
-            w_tile = tl.load(w1 + w_rows + feature[:, None], mask=w_mask, other=0.0).to(x_tile.dtype)
+            own_mask = w_mask & (rank_start + r < rank1)[None, :] if OWN_RANKS else w_mask
+            w_tile = tl.load(w1 + w_rows + feature[:, None], mask=own_mask, other=0.0).to(x_tile.dtype)
             if DROPOUT:
                 x_kept = dropped(x_tile, seed, layer1, first - start + t, feature, threshold, keep_scale)
             acc1 = tl.dot(x_kept, w_tile, acc1, input_precision=PRECISION)
         if PROJECTIONS > 2:
-            w_tile = tl.load(w2 + w_rows + feature[:, None], mask=w_mask, other=0.0).to(x_tile.dtype)
+            own_mask = w_mask & (rank_start + r < rank2)[None, :] if OWN_RANKS else w_mask
+            w_tile = tl.load(w2 + w_rows + feature[:, None], mask=own_mask, other=0.0).to(x_tile.dtype)
             if DROPOUT:
                 x_kept = dropped(x_tile, seed, layer2, first - start + t, feature, threshold, keep_scale)
             acc2 = tl.dot(x_kept, w_tile, acc2, input_precision=PRECISION)
@@ -107,7 +110,7 @@ def add_splits_kernel(s, partial, size, splits, BLOCK: tl.constexpr):
 def shrink(
     x_TI: Tensor,
     weights_RI: Sequence[Tensor],
-    segments: Segments,
+    segments: Sequence[Segments],
     layer_indices: Sequence[int],
     *,
     scaled: bool = False,
@@ -118,10 +121,12 @@ def shrink(
 ) -> Tensor:
     """S [P, T, Q] of up to three projections, in the dtype of x; only the columns below a job's rank are written.
 
+    They are 0 in a projection where the job has no adapter, if it has one in another.
+
     Args:
         x_TI: rows contiguous; bfloat16, float16 or float32.
         weights_RI: A of each projection, of one row stride; any float dtype.
-        segments: of the T tokens.
+        segments: of the T tokens, one per projection; they `differ_in_ranks_only`.
         layer_indices: one per projection.
         scaled: multiply by the segment's scale (one projection).
         dropout: False ignores the segments' dropout.
@@ -129,31 +134,31 @@ def shrink(
         tiles: other than the table's.
         into_PTQ: where S goes; None: a new tensor.
     """
-    count, (num_tokens, width) = len(weights_RI), x_TI.shape
+    count, (num_tokens, width), first = len(weights_RI), x_TI.shape, segments[0]
     assert 1 <= count <= 3, "three projections at most share an input"
     assert not (scaled and count > 1), "only dS is scaled, and that comes from one dy"
     assert all(w.stride() == weights_RI[0].stride() for w in weights_RI), "one row stride"
     tiles = tiles or choose_tiles("shrink", num_tokens, width, count)
-    block = rank_block(segments)
+    block = rank_block(first)
     column = tiles.block_tokens * x_TI.element_size() + count * block * weights_RI[0].element_size()
     block_width = fit_width(tiles.block_width, column, tiles.num_stages, 140_000)
     block_width = min(block_width, max(16, triton.next_power_of_2(width)))
-    num_rank_tiles = triton.cdiv(segments.rank_limit, block)
+    num_rank_tiles = triton.cdiv(first.rank_limit, block)
     splits = min(tiles.splits, triton.cdiv(width, block_width))
-    s = new_shrunk(x_TI, count, segments) if into_PTQ is None else into_PTQ
+    s = new_shrunk(x_TI, count, first) if into_PTQ is None else into_PTQ
     target = s if splits == 1 else s.new_empty((count, splits, *s.shape[1:]), dtype=torch.float32)
     split_width = triton.cdiv(triton.cdiv(width, splits), block_width) * block_width
-    slots = num_tokens // tiles.block_tokens + segments.count
+    slots = num_tokens // tiles.block_tokens + first.count
     w = [*weights_RI, weights_RI[0], weights_RI[0]]
     layers = [*layer_indices, 0, 0]
     shrink_kernel[(slots * num_rank_tiles, splits)](
-        x_TI, w[0], w[1], w[2], target, *segments.kernel_arguments,
-        segments.count, num_tokens, num_rank_tiles, layers[0], layers[1], layers[2],
+        x_TI, w[0], w[1], w[2], target, *first.kernel_arguments, *ranks_of_others(segments),
+        first.count, num_tokens, num_rank_tiles, layers[0], layers[1], layers[2],
         width, split_width, x_TI.stride(0), w[0].stride(0), s.stride(1),
-        PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and segments.has_dropout, SPLITS=splits,
-        BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=block, BLOCK_WIDTH=block_width, SEGMENTS=padded_segments(segments),
+        PROJECTIONS=count, SCALED=scaled, DROPOUT=dropout and first.has_dropout, SPLITS=splits,
+        BLOCK_TOKENS=tiles.block_tokens, BLOCK_RANK=block, BLOCK_WIDTH=block_width, SEGMENTS=padded_segments(first),
         EVEN=width % block_width == 0, PRECISION="ieee" if x_TI.dtype == torch.float32 else "tf32",
-        REVERSE=reverse, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        REVERSE=reverse, OWN_RANKS=differ(segments), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if splits > 1:
         size = s[0].numel()

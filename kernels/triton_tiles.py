@@ -11,8 +11,13 @@ from __future__ import annotations
 
 # mypy: disallow-untyped-defs=False
 # Triton infers the types of what it compiles.
+from collections.abc import Sequence
+
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+from kernels.segments import Segments
 
 
 @triton.jit
@@ -26,6 +31,22 @@ def locate_tile(token_offsets, num_segments, slot, tile_tokens, SEGMENTS: tl.con
     end = tl.load(token_offsets + segment + 1)
     first = start + (slot - start // tile_tokens - segment) * tile_tokens
     return segment, first, start, end
+
+
+@triton.jit
+def load_ranks(ranks, ranks1, ranks2, segment, PROJECTIONS: tl.constexpr, OWN_RANKS: tl.constexpr):
+    """A segment's largest rank and those of each projection."""
+    rank = tl.load(ranks + segment)
+    rank0 = rank
+    rank1 = rank
+    rank2 = rank
+    if OWN_RANKS:
+        if PROJECTIONS > 1:
+            rank1 = tl.load(ranks1 + segment)
+        if PROJECTIONS > 2:
+            rank2 = tl.load(ranks2 + segment)
+        rank = tl.maximum(rank0, tl.maximum(rank1, rank2))
+    return rank, rank0, rank1, rank2
 
 
 @triton.jit
@@ -55,3 +76,14 @@ def load_mask_state(seeds, thresholds, dropouts, segment):
     seed = tl.load(seeds + segment).to(tl.uint32, bitcast=True)
     threshold = tl.load(thresholds + segment).to(tl.uint32, bitcast=True)
     return seed, threshold, 1.0 / (1.0 - tl.load(dropouts + segment))
+
+
+def differ(segments: Sequence[Segments]) -> bool:
+    """Whether projections have adapters of their own, which kernels then look up one by one."""
+    return any(own is not segments[0] for own in segments)
+
+
+def ranks_of_others(segments: Sequence[Segments]) -> tuple[Tensor, Tensor]:
+    """Ranks of the second and third projection, or what stands in for them."""
+    second, third = [*segments[1:], segments[0], segments[0]][:2]
+    return second.ranks_S, third.ranks_S

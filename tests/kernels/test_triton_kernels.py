@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.projections import Projection
 from kernels.random_mask import keep_mask
-from kernels.segments import SegmentSpec, make_segments
+from kernels.segments import Segments, SegmentSpec, make_segments
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -81,12 +82,14 @@ class Problem:
         self.b = [(draw(rows, d, seed=seed + 40 + i, dtype=dtype) * 0.2).float() for i, d in enumerate(d_outs)]
         self.b = [b.to(dtype).float() for b in self.b]
 
-    def expected(self, i: int, layer_index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def expected(
+        self, i: int, layer_index: int, segments: Segments | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """y without the base, dx of the LoRA path, dA, dB, each in float64."""
         x, a, b = (v.double().requires_grad_() for v in (self.x, self.a[i], self.b[i]))
         path = x.new_zeros(self.base[i].shape)
         pieces = []
-        for s in self.segments.on_host:
+        for s in (segments or self.segments).on_host:
             x_s = x[s.tokens]
             if s.dropout:
                 size = {"num_tokens": s.num_tokens, "width": x.shape[1]}
@@ -116,16 +119,16 @@ def _poisoned_memory():
 
 
 def check_single(problem: Problem, layer_index: int = 5) -> None:
-    from kernels.triton_lora import add_lora_, lora_gradients_
+    from kernels.triton_lora import lora_backward_, lora_forward_
 
     base, x, a, b, segments = problem.base[0], problem.x, problem.a[0], problem.b[0], problem.segments
     path, dx, da, db = problem.expected(0, layer_index)
     tolerance = TOLERANCE[problem.dtype]
     y = base.clone()
-    s = add_lora_(y, x, a, b, segments, layer_index)
+    s = lora_forward_(y, x, a, b, segments, layer_index)
     assert_close("y", y, base.double() + path, tolerance)
     got_da, got_db = torch.full_like(a, 0.5), torch.full_like(b, -0.5)
-    got_dx = lora_gradients_(got_da, got_db, problem.dy[0], x, a, b, segments, layer_index, s)
+    got_dx = lora_backward_(got_da, got_db, problem.dy[0], x, a, b, segments, layer_index, s)
     assert got_dx is not None
     for name, got, expected in (("dx", got_dx, dx), ("dA", got_da - 0.5, da), ("dB", got_db + 0.5, db)):
         assert_close(name, got, expected, tolerance)
@@ -144,6 +147,56 @@ def check_single(problem: Problem, layer_index: int = 5) -> None:
 )
 def test_small_cases_equal_the_definition(tokens: tuple[int, ...], ranks: tuple[int, ...], dropout: float) -> None:
     check_single(Problem(make_specs(tokens, ranks=ranks, dropout=dropout), 72, (40,), torch.float32))
+
+
+@small
+@pytest.mark.gpu
+@pytest.mark.parametrize(("ranks", "dropout"), [((3, 16, 20, 5), 0.0), ((70, 9, 66, 20), 0.3)], ids=["narrow", "wide"])
+def test_projections_with_adapters_of_their_own(ranks: tuple[int, ...], dropout: float) -> None:
+    from kernels.triton_lora import backward_projections, forward_projections
+
+    problem = Problem(make_specs((5, 20, 33, 9), ranks=ranks, dropout=dropout), 40, (24, 8, 16), torch.float32)
+    every = problem.segments
+    segments = [every.without({3}), every.without({1}), every.without({1, 2, 3})]
+    projections = []
+    for i, own in enumerate(segments):
+        a, b = problem.a[i].clone(), problem.b[i].clone()
+        for left_out, s in zip(own.on_host, every.on_host, strict=True):
+            if not left_out.lora_rank:
+                a[s.rank_rows], b[s.rank_rows] = float("nan"), float("nan")
+        projections.append(
+            Projection(
+                weight_OI=problem.weight[i],
+                bias_O=None,
+                a_RI=a,
+                b_RO=b,
+                layer_index=i,
+                gradient_sinks=(torch.zeros_like(a), torch.zeros_like(b)),
+            )
+        )
+    ys, s_PTQ = forward_projections(problem.x, projections, segments, overlap=False)
+    dx = backward_projections(
+        problem.dy,
+        problem.x,
+        s_PTQ,
+        projections,
+        segments,
+        input_needs_gradient=True,
+        accumulate=True,
+        overlap=False,
+    )
+    assert dx is not None
+    expected_dx = torch.zeros_like(problem.x, dtype=torch.float64)
+    for i, (own, p) in enumerate(zip(segments, projections, strict=True)):
+        path, dx_lora, da, db = problem.expected(i, i, own)
+        weight = problem.weight[i].double()
+        expected_dx += dx_lora + problem.dy[i].double() @ weight
+        values = (ys[i], *p.gradient_sinks)
+        for name, got, expected in zip(
+            ("y", "dA", "dB"), values, (problem.x.double() @ weight.T + path, da, db), strict=True
+        ):
+            assert_close(f"{name} {i}", got, expected, TOLERANCE[torch.float32])
+    assert_close("dx", dx, expected_dx, TOLERANCE[torch.float32])
 
 
 @small
@@ -229,7 +282,7 @@ def test_mask_equals_the_stated_one_bit_for_bit() -> None:
     for shift in range(0, width, 7):
         x = torch.zeros(7 + width, width)
         x[7 + torch.arange(width), (torch.arange(width) + shift) % width] = 1.0
-        s = shrink(x.to(DEVICE), [torch.ones(2, width, device=DEVICE)], segments, [layer])
+        s = shrink(x.to(DEVICE), [torch.ones(2, width, device=DEVICE)], [segments], [layer])
         got = s[0, 7:, 0].cpu()
         rows = torch.arange(width)
         assert torch.equal(got > 0, keep[rows, (rows + shift) % width])
@@ -278,7 +331,6 @@ def names(count: int) -> list[str]:
 
 def run_linears(problem: Problem, *, overlap: bool = True, accumulate: bool = False) -> list[Tensor]:
     from kernels.grouped_lora import grouped_lora_linears
-    from kernels.triton_lora import Projection
 
     sinks = [(torch.zeros_like(a), torch.zeros_like(b)) for a, b in zip(problem.a, problem.b, strict=True)]
     projections = [
@@ -324,16 +376,16 @@ def test_repeated_runs_are_equal_bit_for_bit() -> None:
 def test_a_segment_alone_equals_itself_among_others() -> None:
     specs = make_specs((70, 33, 64, 200), dropout=0.2)
     problem = Problem(specs, 256, (128,), torch.bfloat16)
-    from kernels.triton_lora import add_lora_
+    from kernels.triton_lora import lora_forward_
 
     together = problem.base[0].clone()
-    add_lora_(together, problem.x, problem.a[0], problem.b[0], problem.segments, 1)
+    lora_forward_(together, problem.x, problem.a[0], problem.b[0], problem.segments, 1)
     start = 0
     for spec in specs:
         tokens = slice(start, start + spec.num_tokens)
         start += spec.num_tokens
         alone = problem.base[0][tokens].clone()
-        add_lora_(alone, problem.x[tokens].clone(), problem.a[0], problem.b[0], make_segments([spec], DEVICE), 1)
+        lora_forward_(alone, problem.x[tokens].clone(), problem.a[0], problem.b[0], make_segments([spec], DEVICE), 1)
         assert torch.equal(alone, together[tokens])
 
 
@@ -358,7 +410,6 @@ def test_nan_in_one_segment_stays_there() -> None:
 @pytest.mark.gpu
 def test_captured_graph_follows_changed_segments_and_ranks() -> None:
     from kernels.grouped_lora import grouped_lora_linears
-    from kernels.triton_lora import Projection
 
     def specs(order: tuple[int, ...], ranks: tuple[int, ...]) -> list[SegmentSpec]:
         return make_specs(order, ranks=ranks, dropout=0.2)
@@ -413,7 +464,7 @@ def test_overwriting_gives_exact_zeros_to_segments_without_tokens() -> None:
     from kernels.triton_outer import outer_
     from kernels.triton_shrink import shrink
 
-    s = shrink(problem.x, [problem.a[0]], problem.segments, [0])
+    s = shrink(problem.x, [problem.a[0]], [problem.segments], [0])
     grad = torch.full_like(problem.b[0], float("nan"))
     outer_(grad, problem.dy[0], s[0], problem.segments, 0, scaled=True, accumulate=False)
     for spec in problem.segments.on_host:
@@ -432,14 +483,14 @@ def test_offsets_past_two_to_the_31() -> None:
         SegmentSpec(num_tokens=300, rank_start=4, lora_rank=8, scale=0.5),
     ]
     segments = make_segments(specs, DEVICE)
-    from kernels.triton_lora import add_lora_, lora_gradients_
+    from kernels.triton_lora import lora_backward_, lora_forward_
 
     x = torch.randn(tokens, width, device=DEVICE, dtype=torch.bfloat16)
     a, b = torch.randn(12, width, device=DEVICE) * 0.02, torch.randn(12, out, device=DEVICE)
     y = torch.zeros(tokens, out, device=DEVICE, dtype=torch.bfloat16)
-    s = add_lora_(y, x, a, b, segments, 0)
+    s = lora_forward_(y, x, a, b, segments, 0)
     da, db, dy = torch.zeros_like(a), torch.zeros_like(b), torch.randn_like(y)
-    dx = lora_gradients_(da, db, dy, x, a, b, segments, 0, s)
+    dx = lora_backward_(da, db, dy, x, a, b, segments, 0, s)
     assert dx is not None
     tail = slice(1 << 20, None)
     ds = 0.5 * dy[tail].double() @ b[4:].double().T
