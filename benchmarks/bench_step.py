@@ -55,7 +55,7 @@ def build_backbone(name: str, attention: str | None = None) -> Any:
     from alto_core.engine.backbone import Backbone
     from alto_core.engine.packed_attention import PACKED_ATTENTION, register_packed_attention
     from alto_core.engine.target_modules import find_linear_layers
-    from benchmarks.bench_backbone import model_config
+    from benchmarks.backbone_steps import model_config
 
     register_packed_attention()
     config = model_config(name)
@@ -167,8 +167,10 @@ def matmul_ceiling() -> float:
     return 2 * 8192**3 / (statistics.median(times) / 1000)
 
 
-def time_ours(backbone: Any, jobs: Sequence[Any], batch: int) -> dict[str, list[float]]:
+def time_ours(backbone: Any, jobs: Sequence[Any], batch: int, *, profile: bool = False) -> dict[str, list[float]]:
     """The engine's step, and the replays of its graph alone: what is between them is the device waiting."""
+    from benchmarks import lora_methods
+
     pools = [make_rows(len(jobs) * batch, backbone.model.config.vocab_size, seed=seed) for seed in range(4)]
     steps = [{job.job_id: pool[i * batch : (i + 1) * batch] for i, job in enumerate(jobs)} for pool in pools]
     with engine_with(backbone, jobs, max_pass_tokens=len(jobs) * batch * LENGTH, max_row_tokens=LENGTH) as engine:
@@ -177,6 +179,8 @@ def time_ours(backbone: Any, jobs: Sequence[Any], batch: int) -> dict[str, list[
         assert all(record.train_loss == record.train_loss for record in records), "a loss is not a number"
         (captured,) = engine._runner._captured.values()
         replays = milliseconds(lambda _: captured.graph.replay())
+        if profile:
+            lora_methods.print_profile("ours", captured.graph)
     return {"ours": times, "ours, replay": replays}
 
 
@@ -227,7 +231,7 @@ def _time_one_adapter(name: str, rank: int, batch: int) -> dict[str, list[float]
     import peft
     import torch
 
-    from benchmarks.bench_backbone import build_model
+    from benchmarks.backbone_steps import build_model
     from benchmarks.lora_methods import capture
 
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -262,7 +266,7 @@ def time_bmm(name: str, count: int, batch: int) -> list[float]:
     """All adapters stacked and padded to rank 64 behind every layer, `bmm`, fused AdamW, eager."""
     import torch
 
-    from benchmarks.bench_backbone import Adapters, attach_stacked, build_model, make_step
+    from benchmarks.backbone_steps import Adapters, attach_stacked, build_model, make_step
 
     model = build_model(name)
     ranks = tuple(itertools.islice(itertools.cycle(RANKS), count))
@@ -279,7 +283,7 @@ def time_bmm(name: str, count: int, batch: int) -> list[float]:
     return milliseconds(whole, repeats=3)
 
 
-def measure(row: str, out: Path) -> None:
+def measure(row: str, out: Path, *, profile: bool = False) -> None:
     import gc
 
     import torch
@@ -292,7 +296,7 @@ def measure(row: str, out: Path) -> None:
     num_parameters = sum(p.numel() for p in backbone.model.parameters())
     ceiling = matmul_ceiling()
     torch.cuda.reset_peak_memory_stats()
-    times = time_ours(backbone, make_jobs(count, batch), batch)
+    times = time_ours(backbone, make_jobs(count, batch), batch, profile=profile)
     peak = torch.cuda.max_memory_allocated() / 2**30
     times["frozen backbone, compiled, graph"] = time_frozen(backbone, tokens)
     del backbone
@@ -337,6 +341,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", nargs="*", default=[], help=f"of {', '.join(PLANS)}; all when none is named")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of one replay")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     if options.record:
@@ -347,10 +352,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     rows = options.rows or list(PLANS)
     if len(rows) == 1:
-        measure(rows[0], options.out)
+        measure(rows[0], options.out, profile=options.profile)
         return
     for row in rows:  # a process each: captured graphs hold their memory
-        subprocess.run([sys.executable, __file__, "--out", str(options.out), "--rows", row], check=False)
+        command = [sys.executable, __file__, "--out", str(options.out), "--rows", row]
+        subprocess.run(command + ["--profile"] * options.profile, check=False)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from kernels.grouped_lora import runs_on_triton
+from kernels.path_choice import Implementation, choose_path
 
 CHUNK_BYTES = 1 << 30
 """Most bytes of one chunk's logits."""
@@ -93,7 +93,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def softmax_losses_(logits_cV: Tensor, label_ids_c: Tensor, weights_c: Tensor, write_gradient: bool) -> Tensor:
     """Losses, float32 [c]; with `write_gradient` the logits become (softmax - onehot) * weight, in their own dtype."""
-    if runs_on_triton(logits_cV.device, logits_cV.dtype):
+    if choose_path(logits_cV.device, logits_cV.dtype).implementation is Implementation.TRITON:
         from kernels.triton_cross_entropy import softmax_losses_ as on_triton
 
         return on_triton(logits_cV, label_ids_c, weights_c, write_gradient)

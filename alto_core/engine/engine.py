@@ -26,7 +26,7 @@ from alto_core.engine.step import JointStepper
 from alto_core.engine.target_modules import select_layers
 from alto_core.engine.validation import row_losses
 from alto_core.errors import EngineError, ModelError
-from kernels.grouped_lora import runs_on_triton
+from kernels.path_choice import Implementation, choose_path
 
 PASS_TOKENS = {"cpu": 1024, "cuda": 16384}
 """Tokens of one training pass where the caller does not say. On a CPU larger passes take memory and save no time."""
@@ -70,7 +70,7 @@ class Engine:
                 f"target_modules: got {list(target_modules)}, which match no linear layer of {backbone.name!r}."
             )
         self._backbone = backbone
-        on_kernels = runs_on_triton(backbone.device, backbone.dtype)
+        on_kernels = choose_path(backbone.device, backbone.dtype).implementation is Implementation.TRITON
         self._slots = AdapterSlots(
             layers,
             num_slots=num_slots,

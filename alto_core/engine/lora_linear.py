@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,8 @@ from torch.nn import functional
 from alto_core.engine.slots import AdapterSlots, LayerAdapters
 from alto_core.engine.target_modules import LinearLayer
 from kernels.grouped_lora import grouped_lora, grouped_lora_linears
+from kernels.projections import Projection
 from kernels.segments import Segments
-
-if TYPE_CHECKING:
-    from kernels.triton_lora import Projection
 
 SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers that read the same input, where one module has them."""
@@ -126,8 +123,6 @@ class LoraLinear(nn.Module):
 
     def projection(self) -> Projection:
         """What the joint kernels need to know of this layer."""
-        from kernels.triton_lora import Projection
-
         return Projection(
             weight_OI=self.weight.T if self.layer.is_conv1d else self.weight,
             bias_O=self.bias,

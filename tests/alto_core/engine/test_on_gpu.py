@@ -36,7 +36,9 @@ def engine_of(tiny: Any, family: str = "llama", *, device: str = "cuda", **chang
 
 def jobs_of(tiny: Any, family: str = "llama", **changes: Any) -> list[LoraJob]:
     ranks = (4, 16, 20)
-    return [tiny.job(family, lora_rank=rank, adapter_batch_size=size, **changes) for rank, size in zip(ranks, (1, 3, 4))]
+    return [
+        tiny.job(family, lora_rank=rank, adapter_batch_size=size, **changes) for rank, size in zip(ranks, (1, 3, 4))
+    ]
 
 
 def curves(tiny: Any, engine: Engine, jobs: list[LoraJob], steps: int = 6) -> dict[str, list[float]]:
