@@ -35,10 +35,8 @@ def engine_of(tiny: Any, family: str = "llama", *, device: str = "cuda", **chang
 
 
 def jobs_of(tiny: Any, family: str = "llama", **changes: Any) -> list[LoraJob]:
-    ranks = (4, 16, 20)
-    return [
-        tiny.job(family, lora_rank=rank, adapter_batch_size=size, **changes) for rank, size in zip(ranks, (1, 3, 4))
-    ]
+    sizes = ((4, 1), (16, 3), (20, 4))
+    return [tiny.job(family, lora_rank=rank, adapter_batch_size=size, **changes) for rank, size in sizes]
 
 
 def curves(tiny: Any, engine: Engine, jobs: list[LoraJob], steps: int = 6) -> dict[str, list[float]]:
@@ -148,7 +146,8 @@ def test_a_job_that_rests_does_not_move(tiny: Any) -> None:
         before = [t.clone() for t in (block.params_rW, block.exp_avg_rW, block.exp_avg_sq_rW)]
         engine.step({jobs[0].job_id: tiny.rows(1)})
         engine.take_records()
-        assert all(torch.equal(b, a) for b, a in zip(before, (block.params_rW, block.exp_avg_rW, block.exp_avg_sq_rW)))
+        after = (block.params_rW, block.exp_avg_rW, block.exp_avg_sq_rW)
+        assert all(torch.equal(b, a) for b, a in zip(before, after, strict=True))
 
 
 def test_resumed_equals_unbroken(tiny: Any, tmp_path: Path) -> None:
