@@ -21,6 +21,7 @@ from kernels import reference, torch_grouped
 from kernels.path_choice import Implementation, choose_path
 from kernels.projections import OneLayer, Projection, backward_one_by_one, forward_one_by_one
 from kernels.segments import Segments
+from kernels.side_streams import UnfinishedGradients
 
 OVERLAP_TOKENS = 16384
 """Up to here projections that share an input run beside their frozen products; beyond, one after another."""
@@ -122,6 +123,7 @@ def grouped_lora_linears(
     *,
     accumulate: bool = True,
     overlap: bool | None = None,
+    unfinished: UnfinishedGradients | None = None,
 ) -> tuple[Tensor, ...]:
     """y = x W^T + bias + scale (drop(x) A^T) B of one to three frozen layers that read the same x.
 
@@ -136,6 +138,7 @@ def grouped_lora_linears(
         accumulate: False writes dA and dB instead of adding them; segments without tokens get exact zeros.
         overlap: run Triton kernels beside the frozen products on further streams. None: where it was found to be
             faster, with few tokens or with one projection.
+        unfinished: lets the Triton kernels of dA and dB run on beside the layers that follow. The caller finishes them.
 
     Returns:
         y [T, O] of each projection. Differentiable once.
@@ -159,7 +162,7 @@ def grouped_lora_linears(
             )
     if overlap is None:
         overlap = x_TI.shape[0] <= OVERLAP_TOKENS or len(projections) == 1
-    return _GroupedLoraLinears.apply(x_TI, projections[0].a_RI, projections, each, accumulate, overlap)
+    return _GroupedLoraLinears.apply(x_TI, projections[0].a_RI, projections, each, accumulate, overlap, unfinished)
 
 
 @functools.lru_cache(maxsize=64)
@@ -178,8 +181,10 @@ class _GroupedLoraLinears(torch.autograd.Function):
         segments: Sequence[Segments],
         accumulate: bool,
         overlap: bool,
+        unfinished: UnfinishedGradients | None,
     ) -> tuple[Tensor, ...]:
         ctx.projections, ctx.segments, ctx.accumulate, ctx.overlap = projections, segments, accumulate, overlap
+        ctx.unfinished = unfinished
         ctx.chosen = _choose(x_TI, segments[0])
         if ctx.chosen is Implementation.TRITON:
             from kernels.triton_lora import forward_projections
@@ -202,10 +207,10 @@ class _GroupedLoraLinears(torch.autograd.Function):
             from kernels.triton_lora import backward_projections
 
             inputs = (dy_TO, x_TI, *saved, ctx.projections, ctx.segments)
-            dx_TI = backward_projections(*inputs, overlap=ctx.overlap, **options)
+            dx_TI = backward_projections(*inputs, overlap=ctx.overlap, unfinished=ctx.unfinished, **options)
         else:
             rest = iter(saved)
             shrunk = [list(itertools.islice(rest, count)) for count in ctx.saved_counts]
             inputs = (_module_of(ctx.chosen), dy_TO, x_TI, shrunk, ctx.projections, ctx.segments)
             dx_TI = backward_one_by_one(*inputs, **options)
-        return dx_TI, None, None, None, None, None
+        return dx_TI, None, None, None, None, None, None

@@ -3,18 +3,15 @@
 Forward: S = drop(x) A^T in one pass over x for all projections, and y += scale S B for each. Backward: dS = scale dy
 B^T for each, dx += the sum of drop'(dS A) in one pass over dx, dB = scale S^T dy and dA = dS^T drop(x).
 
-With `overlap` the kernels that do not need the frozen product run on two more streams beside it: shrinks and gradients
-wait for memory while the product waits for the tensor cores. The streams meet before a function returns, and side
-streams begin by waiting for the current one, so no tensor's memory is used again too early.
+With `overlap` the kernels that do not need the frozen product run on two more streams beside it (`side_streams`). The
+streams meet before a function returns, but for gradients that someone promised to wait for (`UnfinishedGradients`).
 
 Shape suffixes: see `segments`, `triton_shrink`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +19,7 @@ from torch.nn import functional
 
 from kernels.projections import Projection, add_frozen_dx
 from kernels.segments import Segments
+from kernels.side_streams import GRADIENTS, SHRINKS, UnfinishedGradients, beside, meet
 from kernels.triton_expand import expand_
 from kernels.triton_outer import outer_
 from kernels.triton_shrink import new_shrunk, shrink
@@ -35,11 +33,11 @@ def forward_projections(
     The projections' segments `differ_in_ranks_only`.
     """
     a, layers = [p.a_RI for p in projections], [p.layer_index for p in projections]
-    with _beside(x_TI, 0, overlap):
+    with beside(x_TI, SHRINKS, overlap):
         s_PTQ = shrink(x_TI, a, segments, layers)
     if overlap:
         outputs = [functional.linear(x_TI, p.weight_OI, p.bias_O) for p in projections]
-        _meet(x_TI, (0,))
+        meet(x_TI, (SHRINKS,))
     else:
         outputs = []
     for i, p in enumerate(projections):
@@ -60,20 +58,32 @@ def backward_projections(
     input_needs_gradient: bool,
     accumulate: bool,
     overlap: bool,
+    unfinished: UnfinishedGradients | None = None,
 ) -> Tensor | None:
-    """dx [T, I] of the frozen layers and the LoRA paths together; dA and dB go to the sinks."""
+    """dx [T, I] of the frozen layers and the LoRA paths together; dA and dB go to the sinks.
+
+    Args:
+        unfinished: with `overlap`, dA and dB may still be running on return; it keeps what they read.
+    """
     overlap, dx_TI = overlap and input_needs_gradient, None
     ds_PTQ = new_shrunk(x_TI, len(projections), segments[0])
     if overlap:
-        with _beside(x_TI, 1, overlap):
+        with beside(x_TI, GRADIENTS) as gradients:
             for i in range(len(projections)):
                 _add_db(i, dy_TO, s_PTQ, projections, segments, accumulate=accumulate)
-        with _beside(x_TI, 0, overlap) as side:
+        with beside(x_TI, SHRINKS) as shrinks:
             for i in range(len(projections)):
                 _shrink_dy(i, dy_TO, ds_PTQ, projections, segments)
-            assert side is not None
-            ds_ready = side.record_event()
-            _add_da(x_TI, ds_PTQ, projections, segments, accumulate=accumulate)
+            assert shrinks is not None and gradients is not None
+            ds_ready = shrinks.record_event()
+            if unfinished is None:
+                _add_da(x_TI, ds_PTQ, projections, segments, accumulate=accumulate)
+        if unfinished is not None:
+            # Not behind the shrinks: the next layer waits for its own there.
+            with torch.cuda.stream(gradients):
+                gradients.wait_event(ds_ready)
+                _add_da(x_TI, ds_PTQ, projections, segments, accumulate=accumulate)
+            unfinished.keep(x_TI, s_PTQ, ds_PTQ, *dy_TO)
         for dy, p in zip(dy_TO, projections, strict=True):
             dx_TI = add_frozen_dx(dx_TI, dy, p)
         torch.cuda.current_stream(x_TI.device).wait_event(ds_ready)
@@ -88,8 +98,8 @@ def backward_projections(
     if dx_TI is not None:
         layers = [p.layer_index for p in projections]
         expand_(dx_TI, ds_PTQ, [p.a_RI for p in projections], segments, layers, dropout=True)
-    if overlap:
-        _meet(x_TI, (0, 1))
+    if overlap and unfinished is None:
+        meet(x_TI, (SHRINKS, GRADIENTS))
     return dx_TI
 
 
@@ -160,25 +170,3 @@ def lora_backward_(
     dx_TI = torch.zeros_like(x_TI)
     expand_(dx_TI, ds_PTQ, [a_RI], [segments], [layer_index], dropout=True)
     return dx_TI
-
-
-@functools.lru_cache(maxsize=64)
-def _side_stream(device: torch.device, number: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-@contextlib.contextmanager
-def _beside(x: Tensor, number: int, overlap: bool) -> Iterator[torch.cuda.Stream | None]:
-    """Enqueue what follows on a side stream, after all that the current one holds so far."""
-    if not overlap:
-        yield None
-        return
-    side = _side_stream(x.device, number)
-    side.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(side):
-        yield side
-
-
-def _meet(x: Tensor, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        torch.cuda.current_stream(x.device).wait_stream(_side_stream(x.device, number))

@@ -21,6 +21,7 @@ from alto_core.engine.target_modules import LinearLayer
 from kernels.grouped_lora import grouped_lora, grouped_lora_linears
 from kernels.projections import Projection
 from kernels.segments import Segments
+from kernels.side_streams import UnfinishedGradients
 
 SHARED_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers that read the same input, where one module has them."""
@@ -37,6 +38,8 @@ class LoraRouting:
         """Segments that all layers take as they are; kernels read them on the device."""
         self.accumulate = True
         """Whether backward adds to the gradient sinks, or writes them."""
+        self.unfinished: UnfinishedGradients | None = None
+        """Where gradients may be left to finish by themselves."""
 
     @contextmanager
     def use(self, segments: Segments, layers_by_segment: Sequence[Collection[int]]) -> Iterator[None]:
@@ -54,14 +57,16 @@ class LoraRouting:
             self._segments, self._layers_by_segment, self._made = None, (), {}
 
     @contextmanager
-    def use_on_device(self, segments: Segments, *, accumulate: bool) -> Iterator[None]:
+    def use_on_device(
+        self, segments: Segments, *, accumulate: bool, unfinished: UnfinishedGradients | None
+    ) -> Iterator[None]:
         """Route by segments whose content only the device knows; needs the Triton kernels.
 
         All adapters take part in all layers. Where an adapter lacks a layer its A and B are zero, and so are its
         output and its gradients there.
         """
         assert self.on_device is None, "one forward pass at a time"
-        self.on_device, self.accumulate = segments, accumulate
+        self.on_device, self.accumulate, self.unfinished = segments, accumulate, unfinished
         try:
             yield
         finally:
@@ -168,7 +173,13 @@ class SharedInput:
         assert segments is not None
         self._projections = self._projections or tuple(layer.projection() for layer in self._layers)
         x_TI = x.reshape(-1, x.shape[-1]).contiguous()
-        outputs = grouped_lora_linears(x_TI, self._projections, segments, accumulate=self._routing.accumulate)
+        outputs = grouped_lora_linears(
+            x_TI,
+            self._projections,
+            segments,
+            accumulate=self._routing.accumulate,
+            unfinished=self._routing.unfinished,
+        )
         self._input = x
         self._ready = {
             layer.layer.index: y_TO.view(*x.shape[:-1], -1) for layer, y_TO in zip(self._layers, outputs, strict=True)

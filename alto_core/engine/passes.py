@@ -25,9 +25,12 @@ from alto_core.engine.losses import pass_losses
 from alto_core.engine.packed_attention import PackedRows, RaggedRows
 from alto_core.engine.pass_inputs import PassInputs, PassShape, shape_of
 from kernels.segments import SegmentSpec, make_segments
+from kernels.side_streams import UnfinishedGradients
 
 MAX_GRAPHS = 24
 """Captured passes that are kept; the one that was used longest ago goes first."""
+UNFINISHED_TOKENS = 1024
+"""Up to here gradients of adapters may run on beside the layers that follow; it keeps all layers' inputs in memory."""
 ROW_STEP = 64
 """Longest rows of captured passes are a multiple of this."""
 
@@ -120,14 +123,18 @@ class PassRunner:
     def _gradients(self, kind: PassKind, inputs: PassInputs, work: PassWork | None) -> Tensor:
         """Forward and backward: with `work` routed on the host layer by layer, without it by what the device holds."""
         backbone = self._backbone
+        unfinished = UnfinishedGradients() if inputs.shape.tokens <= UNFINISHED_TOKENS else None
         if work is None:
-            routed = self._routing.use_on_device(inputs.segments, accumulate=kind is not PassKind.UPDATE)
+            accumulate = kind is not PassKind.UPDATE
+            routed = self._routing.use_on_device(inputs.segments, accumulate=accumulate, unfinished=unfinished)
         else:
             routed = self._routing.use(make_segments(work.specs, backbone.device), work.layers_by_segment)
         with torch.set_grad_enabled(kind is not PassKind.LOSSES), routed:
             objective, losses_P = pass_losses(backbone, inputs, self._rows(inputs))
         if kind is not PassKind.LOSSES:
             objective.backward()
+            if unfinished is not None:
+                unfinished.finish()
             is_own_JP = inputs.label_slots_P[None, :] == self._slot_numbers_J1
             weighted_P = losses_P.double() * inputs.label_weights_P
             # Masked, not multiplied by 0: another job's NaN must not come along.
