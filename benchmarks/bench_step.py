@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import itertools
 import json
 import statistics
@@ -42,6 +43,7 @@ PLANS = {
     "8b_4": ("8b", 4, 1),
     "1b_1": ("1b", 1, 1),
     "1b_4": ("1b", 4, 1),
+    "1b_lengths": ("1b", 32, 1),
 }
 """Model, jobs, rows per job."""
 COLUMNS = ("row", "model", "jobs", "batch", "tokens", "method", "ms_min", "ms", "ms_max", "share", "peak_gib")
@@ -185,6 +187,35 @@ def time_ours(backbone: Any, jobs: Sequence[Any], batch: int, *, profile: bool =
     return {"ours": times, "ours, replay": replays}
 
 
+def log_normal_lengths(count: int, seed: int) -> list[int]:
+    """Lengths of real questions and answers: log-normal, mean about 180, 1024 at most."""
+    import numpy as np
+
+    draw = np.random.default_rng(seed)
+    return [int(length) for length in np.clip(draw.lognormal(5.05, 0.55, count), 16, 1024)]
+
+
+def time_lengths(backbone: Any, jobs: Sequence[Any]) -> tuple[dict[str, list[float]], int]:
+    """Steps over rows of real lengths, packed and padded to the longest; and the useful tokens of one step."""
+    lengths = log_normal_lengths(len(jobs), 0)
+    packed = make_rows(len(jobs), backbone.model.config.vocab_size, lengths)
+    longest = max(lengths)
+    padded = [
+        dataclasses.replace(
+            row,
+            token_ids=row.token_ids + (0,) * (longest - len(row.token_ids)),
+            label_mask=row.label_mask + (False,) * (longest - len(row.token_ids)),
+        )
+        for row in packed
+    ]
+    times = {}
+    for method, rows in (("ours, packed", packed), ("ours, padded", padded)):
+        step = {job.job_id: [row] for job, row in zip(jobs, rows, strict=True)}
+        with engine_with(backbone, jobs, max_pass_tokens=10**6, max_row_tokens=longest) as engine:
+            times[method] = milliseconds(lambda _, engine=engine, step=step: engine.step(step))
+    return times, sum(lengths)
+
+
 def time_frozen(backbone: Any, tokens: int) -> list[float]:
     """Forward and backward of the frozen backbone alone, compiled and captured as the engine does it."""
     import torch
@@ -305,9 +336,13 @@ def measure(row: str, out: Path, *, profile: bool = False) -> None:
     num_parameters = sum(p.numel() for p in backbone.model.parameters())
     ceiling = matmul_ceiling()
     torch.cuda.reset_peak_memory_stats()
-    times = time_ours(backbone, make_jobs(count, batch), batch, profile=profile)
+    if row == "1b_lengths":
+        times, tokens = time_lengths(backbone, make_jobs(count, batch))
+    else:
+        times = time_ours(backbone, make_jobs(count, batch), batch, profile=profile)
     peak = torch.cuda.max_memory_allocated() / 2**30
-    times["frozen backbone, compiled, graph"] = time_frozen(backbone, tokens)
+    if row != "1b_lengths":
+        times["frozen backbone, compiled, graph"] = time_frozen(backbone, tokens)
     del backbone
     gc.collect()
     torch.cuda.empty_cache()
@@ -343,6 +378,8 @@ def _bars(row: str, medians: dict[str, float], shares: dict[str, float]) -> dict
         batch = row[-1]
         bars[f"engine.over_peft_eager_b{batch}"] = medians["PEFT, one at a time"] / medians["ours"]
         bars[f"engine.over_peft_graph_b{batch}"] = medians["PEFT in a graph, one at a time"] / medians["ours"]
+    if row == "1b_lengths":
+        bars["engine.packed_gain"] = medians["ours, padded"] / medians["ours, packed"]
     return bars
 
 

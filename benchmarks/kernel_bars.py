@@ -1,4 +1,4 @@
-"""Takes the kernel benchmarks' rows and bars from a GPU machine's output folder into results/."""
+"""Takes the kernel and step benchmarks' rows and bars from a GPU machine's output folder into results/."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ TARGETS = {
     "kernels.model_1b_zipf": "<= 1.15",
     "kernels.model_8b_16": "<= 1.10",
     "kernels.adamw_bandwidth_share": ">= 0.6",
+    "engine.ceiling_8b_16x1": ">= 0.55",
+    "engine.ceiling_8b_16x2": ">= 0.58",
+    "engine.ceiling_1b_32x1": ">= 0.45",
+    "engine.ceiling_1b_32x4": ">= 0.50",
+    "engine.ms_8b_1": "<= 22",
+    "engine.ms_8b_2": "<= 32",
+    "engine.ms_8b_4": "<= 58",
+    "engine.ms_1b_1": "<= 6",
+    "engine.ms_1b_4": "<= 12",
+    "engine.over_peft_eager_b1": ">= 40",
+    "engine.over_peft_eager_b2": ">= 25",
+    "engine.over_peft_eager_b4": ">= 13",
+    "engine.over_peft_graph_b1": ">= 3.7",
+    "engine.over_peft_graph_b2": ">= 2.4",
+    "engine.over_peft_graph_b4": ">= 1.8",
+    "engine.packed_gain": "",
 }
 
 
@@ -34,7 +50,7 @@ def merge(folder: Path, name: str) -> None:
             bar,
             value,
             target=TARGETS[bar],
-            unit="ratio",
+            unit="ms" if ".ms_" in bar else "ratio",
             gpu=measured["gpu"],
             versions=measured["versions"],
             command=f"python benchmarks/bench_{name}.py --out FOLDER",
