@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `ALTO_HOME` | folder of the embedded databases, artifacts and checkpoints | `.alto` in the current folder |
 | `ALTO_DEVICE` | `cpu`, `cuda` or `cuda:N` | `cuda` where there is one, else `cpu` |
+| `ALTO_CUDA_GRAPH` | `0`: on a GPU run a step's operations one by one instead of replaying a CUDA graph | `1` |
 | `MLFLOW_TRACKING_URI` | MLflow server; unset: an SQLite file under `ALTO_HOME` | unset |
 | `PREFECT_API_URL` | Prefect server; unset: an embedded one whose database lies under `ALTO_HOME` | unset |
 """
@@ -15,6 +16,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from alto_core.errors import TaskFileError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -24,6 +27,7 @@ class Settings:
     device: str | None
     mlflow_tracking_uri: str
     prefect_api_url: str | None
+    cuda_graph: bool = True
 
     @property
     def store_url(self) -> str:
@@ -39,7 +43,11 @@ class Settings:
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings. Creates nothing."""
+    """Read the settings. Creates nothing.
+
+    Raises:
+        TaskFileError: a variable has a value that it cannot have; named after the variable.
+    """
     env = os.environ if environ is None else environ
     home = Path(env.get("ALTO_HOME") or ".alto").expanduser().resolve()
     return Settings(
@@ -47,7 +55,14 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         device=env.get("ALTO_DEVICE") or None,
         mlflow_tracking_uri=env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}",
         prefect_api_url=env.get("PREFECT_API_URL") or None,
+        cuda_graph=_switch("ALTO_CUDA_GRAPH", env.get("ALTO_CUDA_GRAPH") or "1"),
     )
+
+
+def _switch(name: str, value: str) -> bool:
+    if value not in ("0", "1"):
+        raise TaskFileError(name, got=value, expected="0 or 1")
+    return value == "1"
 
 
 def prepare_environment(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:

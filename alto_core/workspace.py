@@ -156,6 +156,8 @@ class Workspace:
             rank_rows=sum(largest),
             max_lora_rank=largest[0],
             max_row_tokens=max(len(row.token_ids) for row in (*self.data.train.rows, *self.data.validation.rows)),
+            recomputed=self.task.activation_checkpointing,
+            cuda_graph=self.settings.cuda_graph,
         )
         try:
             yield engine

@@ -141,6 +141,9 @@ class TuningTask(Section):
     """Registered-model name; the task's name when None."""
     max_slots: Count | None = None
     """Upper bound of jobs that train side by side. None: as many as fit."""
+    activation_checkpointing: Literal["none", "mlp", "layers"] = "none"
+    """Parts of the model that run again in the backward pass instead of keeping their activations: less memory, the
+    same numbers, more time. `mlp` is the feed-forward part of each layer."""
 
     @property
     def registered_model(self) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from alto_core.data.rows import TokenRow
 from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
+from alto_core.engine.activation_checkpointing import Recomputed, keep_activations, recompute
 from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.checkpoint import load_checkpoint, save_checkpoint
@@ -48,6 +49,7 @@ class Engine:
             takes several. One micro batch is never divided. None: by kind of device.
         max_row_tokens: of the longest row, so that captured passes need not be captured anew for it; a longer one is
             taken all the same.
+        recomputed: parts of the model whose activations are not kept for backward.
         cuda_graph: where the device can, compile the model's layers and replay passes from CUDA graphs. False runs
             the same operations one by one, for debugging.
     """
@@ -62,6 +64,7 @@ class Engine:
         max_lora_rank: int | None = None,
         max_pass_tokens: int | None = None,
         max_row_tokens: int = 1,
+        recomputed: Recomputed = "none",
         cuda_graph: bool = True,
     ):
         layers = select_layers(backbone.layers, target_modules)
@@ -94,6 +97,7 @@ class Engine:
         )
         max_tokens = max_pass_tokens or PASS_TOKENS[backbone.device.type]
         self._stepper = JointStepper(self._runner, optimizer, max_pass_tokens=max_tokens)
+        recompute(backbone.model, recomputed)
         attach(backbone.model, self._slots, self._routing)
         if self._runner.captures:
             compile_layers(backbone.model)
@@ -246,6 +250,7 @@ class Engine:
     def close(self) -> None:
         """Take the adapters off the backbone and forget all jobs."""
         uncompile_layers(self._backbone.model)
+        keep_activations(self._backbone.model)
         detach(self._backbone.model)
         self._runner.close()
         self._active.clear()

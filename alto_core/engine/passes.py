@@ -131,10 +131,11 @@ class PassRunner:
             routed = self._routing.use(make_segments(work.specs, backbone.device), work.layers_by_segment)
         with torch.set_grad_enabled(kind is not PassKind.LOSSES), routed:
             objective, losses_P = pass_losses(backbone, inputs, self._rows(inputs))
+            if kind is not PassKind.LOSSES:
+                objective.backward()  # parts of the model may run again in it, so it is routed as well
+        if unfinished is not None:
+            unfinished.finish()
         if kind is not PassKind.LOSSES:
-            objective.backward()
-            if unfinished is not None:
-                unfinished.finish()
             is_own_JP = inputs.label_slots_P[None, :] == self._slot_numbers_J1
             weighted_P = losses_P.double() * inputs.label_weights_P
             # Masked, not multiplied by 0: another job's NaN must not come along.

@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from alto_core.engine.decoder_layers import decoder_layers
 
 
 def compile_layers(model: Any) -> None:
     """Compile every decoder layer at its next call. Models whose layers are not found run as they are."""
-    for layer in _decoder_layers(model):
+    for layer in decoder_layers(model):
         layer.compile()
 
 
 def uncompile_layers(model: Any) -> None:
     """Let every decoder layer run as transformers wrote it."""
-    for layer in _decoder_layers(model):
+    for layer in decoder_layers(model):
         layer._compiled_call_impl = None
-
-
-def _decoder_layers(model: Any) -> list[nn.Module]:
-    count = model.config.get_text_config().num_hidden_layers
-    lists = [m for m in model.base_model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    return list(lists[0]) if lists else []

@@ -81,12 +81,15 @@ def tune(
     file: TaskFile,
     as_json: Json = False,
     plain: Annotated[bool, typer.Option("--plain", help="One line per event, as when output is no terminal.")] = False,
+    no_graph: Annotated[
+        bool, typer.Option("--no-graph", help="On a GPU run operations one by one, for debugging: ALTO_CUDA_GRAPH=0.")
+    ] = False,
 ) -> None:
     """Tune a task: train all its jobs, end the hopeless ones early, register the best adapter."""
     from flows.cli.tune import run_tune
 
     ctx.meta[JSON_REQUESTED] = as_json
-    run_tune(file, as_json=as_json, plain=plain)
+    run_tune(file, as_json=as_json, plain=plain, cuda_graph=not no_graph)
 
 
 @app.command()

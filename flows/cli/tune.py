@@ -41,8 +41,11 @@ class Display(Protocol):
     def finish(self, view: TaskView) -> None: ...
 
 
-def run_tune(file: Path, *, as_json: bool, plain: bool) -> None:
+def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True) -> None:
     """Tune the task of a file. Ctrl-C or SIGTERM cancels it: states are recorded, then the exit code is 130."""
+    if not cuda_graph:
+        # The stages read their settings themselves.
+        os.environ["ALTO_CUDA_GRAPH"] = "0"
     settings = load_settings()
     prepare_environment(settings)
     # Prefect's and MLflow's own log lines would tear the display apart

@@ -238,7 +238,7 @@ def test_adamw_equals_torch_and_leaves_others_alone() -> None:
 
         state = AdamWState(
             job_of_row_R=job_of_row.to(DEVICE),
-            is_updated_J=torch.tensor([1, 1, 0, 1], dtype=torch.int32, device=DEVICE),
+            is_updated_J=torch.tensor([1, 1, int(step > 1), 1], dtype=torch.int32, device=DEVICE),
             learning_rate_J=column(rates),
             weight_decay_J=column(decays),
             beta1_J=column((0.9,) * 4),
@@ -248,7 +248,8 @@ def test_adamw_equals_torch_and_leaves_others_alone() -> None:
             correction2_sqrt_J=column(((1 - 0.999**step) ** 0.5,) * 4),
             max_grad_norm_J=column(limits),
         )
-        norms = adamw_update_(params, grads, m, v, state, shadow_RW=shadow)
+        losses = column((1.0, 2.0, float("nan") if step > 1 else 1.0, 3.0))
+        norms = adamw_update_(params, grads, m, v, state, losses_J=losses, shadow_RW=shadow)
         for job in (0, 1):
             twins[job].grad = grads[job_of_row == job].clone()
             norm = twins[job].grad.norm()
@@ -502,7 +503,8 @@ def test_offsets_past_two_to_the_31() -> None:
 @pytest.mark.skipif(INTERPRETED or ON_GPU or not HAS_TRITON, reason="the small cases run directly here, or not at all")
 def test_small_cases_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", __file__]
+    files = [__file__, str(Path(__file__).with_name("test_linear_cross_entropy.py"))]
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *files]
     folder = Path(__file__).resolve().parents[2]
     result = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
