@@ -37,11 +37,20 @@ TARGETS = {
     "engine.over_peft_graph_b2": ">= 2.4",
     "engine.over_peft_graph_b4": ">= 1.8",
     "engine.packed_gain": "",
+    "engine.e2e_60_jobs_seconds": "<= 245",
+    "engine.e2e_60_jobs_over_peft": ">= 150",
+    "engine.tracking_share": "<= 0.01",
 }
 
 
-def merge(folder: Path, name: str) -> None:
-    """Take in `name`.csv and the bars of `name`.json, each with the machine that measured it."""
+def merge(folder: Path, name: str, command: str | None = None) -> None:
+    """Take in `name`.csv and the bars of `name`.json, each with the machine that measured it.
+
+    Args:
+        folder: what the benchmark wrote.
+        name: of the files.
+        command: that measured; None: the benchmark of that name.
+    """
     measured = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     if (folder / f"{name}.csv").exists():
         _merge_rows(folder / f"{name}.csv", RESULTS.with_name(f"{name}.csv"))
@@ -50,10 +59,10 @@ def merge(folder: Path, name: str) -> None:
             bar,
             value,
             target=TARGETS[bar],
-            unit="ms" if ".ms_" in bar else "ratio",
+            unit="ms" if ".ms_" in bar else "s" if bar.endswith("_seconds") else "ratio",
             gpu=measured["gpu"],
             versions=measured["versions"],
-            command=f"python benchmarks/bench_{name}.py --out FOLDER",
+            command=command or f"python benchmarks/bench_{name}.py --out FOLDER",
         )
 
 
