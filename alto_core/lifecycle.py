@@ -24,22 +24,22 @@ def running(task_id: str) -> Iterator[Workspace]:
     """
     workspace = Workspace.open(task_id)
     workspace.store.start_task(task_id)
-    started = time.monotonic()
+    started, tracked_before = time.monotonic(), _tracking_seconds(workspace)
     try:
         yield workspace
     except Exception as error:
-        _end(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}", started)
+        _end(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}", started, tracked_before)
         raise
     except BaseException:
-        _end(workspace, TaskState.CANCELLED, "cancelled", started)
+        _end(workspace, TaskState.CANCELLED, "cancelled", started, tracked_before)
         raise
-    _end(workspace, TaskState.FINISHED, "", started)
+    _end(workspace, TaskState.FINISHED, "", started, tracked_before)
 
 
-def _end(workspace: Workspace, state: TaskState, message: str, started: float) -> None:
+def _end(workspace: Workspace, state: TaskState, message: str, started: float, tracked_before: float) -> None:
     task_id, store = workspace.task_id, workspace.store
     seconds = time.monotonic() - started
-    tracking_seconds = sum(event.numbers["seconds"] for event in store.events(task_id) if event.kind == "tracking")
+    tracking_seconds = _tracking_seconds(workspace) - tracked_before
     if message:
         store.append_events(task_id, [EventDraft(kind="error", text=message)])
     workspace.update_result(
@@ -48,6 +48,12 @@ def _end(workspace: Workspace, state: TaskState, message: str, started: float) -
     with workspace.tracked() as runs:
         runs.close(state, message)
     store.end_task(task_id, state, message)
+
+
+def _tracking_seconds(workspace: Workspace) -> float:
+    """What calls to MLflow have taken so far."""
+    events = workspace.store.events(workspace.task_id)
+    return sum(event.numbers["seconds"] for event in events if event.kind == "tracking")
 
 
 def _peak_resident_bytes() -> int:
