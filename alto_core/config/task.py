@@ -99,7 +99,7 @@ class BudgetSection(Section):
 class EarlyExitSection(Section):
     """Which jobs end before their budget is spent."""
 
-    preset: Literal["guarded", "paper", "none"] = "guarded"
+    preset: Literal["guarded", "paper", "asha", "successive_halving", "median", "none"] = "guarded"
     """Set of rules; see docs/early-exit.md."""
     overrides: dict[str, int | float] = Field(default_factory=dict)
     """Constants of the preset to change, by name; see docs/early-exit.md."""
