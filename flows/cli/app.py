@@ -128,6 +128,30 @@ def report(
 
 
 @app.command()
+def replay(
+    ctx: typer.Context,
+    curves: Annotated[Path, typer.Argument(metavar="CURVES", help="Curve file; see docs/early-exit.md.")],
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", help="Preset to replay, again for several. Default: guarded.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A constant of the policy, or gate_warmup_fraction. Values apart by commas make a grid.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what an early-exit policy would have saved and missed on recorded curves."""
+    from flows.cli.replay import run_replay
+
+    ctx.meta[JSON_REQUESTED] = as_json
+    run_replay(curves, policies=policy or ["guarded"], settings=setting or [], as_json=as_json)
+
+
+@app.command()
 def ui(
     mlflow_port: Annotated[int, typer.Option("--mlflow-port", min=1, max=65535, help="Port of MLflow's UI.")] = 5000,
     prefect_port: Annotated[int, typer.Option("--prefect-port", min=1, max=65535, help="Port of Prefect's UI.")] = 4200,
