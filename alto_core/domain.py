@@ -188,6 +188,10 @@ class Boundary:
     running: tuple[str, ...] = ()
     """Ids of the jobs that hold a slot."""
     tokens_per_second: float = 0.0
+    step_seconds: float = 0.0
+    """Wall time of the joint steps since the last boundary."""
+    evaluation_seconds: float = 0.0
+    """Wall time of this boundary's evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +217,7 @@ class GateEntry:
     val_loss: float | None
     kept: bool
     reason: str
-    """Why it was kept or ended: `top`, `tie`, `stratum`, `rank`, or the earlier end state."""
+    """Why it was kept or ended: `top`, `tie`, `stratum`, `median`, `rank`, or the earlier end state."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alto_core.config.fields import Count, Name, OpenFraction, Positive, Section
+from alto_core.config.fields import Count, Name, NonNegative, OpenFraction, Positive, Section
 from alto_core.config.search import GridSpace, ListSpace, RandomSpace
 
 
@@ -103,6 +103,8 @@ class EarlyExitSection(Section):
     """Set of rules; see docs/early-exit.md."""
     overrides: dict[str, int | float] = Field(default_factory=dict)
     """Constants of the preset to change, by name; see docs/early-exit.md."""
+    parked_gib: NonNegative = 20.0
+    """Disk for the states of jobs that ended early, in GiB. The best are kept; of the others the adapter alone."""
 
 
 class EvaluationSection(Section):

@@ -1,4 +1,4 @@
-"""`alto replay`: what policies would have saved and missed on recorded curves."""
+"""`alto replay`: what policies would have saved and missed on recorded curves; `alto curves` writes such a file."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from alto_core.domain import JobState
 from alto_core.early_exit.policy import PRESETS
 from alto_core.errors import TaskFileError
 from alto_core.replay import DEFAULT_WARMUP, GATE_SETTING, UNFINISHED, ReplayedJob, ReplaySummary, replay_grid
+from alto_core.settings import load_settings
 from flows.cli.live_view import STATE_STYLES
 from flows.cli.output import dump, stdout_for
 
@@ -46,6 +47,15 @@ def run_replay(file: Path, *, policies: Sequence[str], settings: Sequence[str], 
             _print_one(recording, summaries[0], console)
         else:
             console.print(_grid_table(summaries))
+
+
+def run_curves(task_id: str, file: Path) -> None:
+    """Write the curve file of a task and say what is in it."""
+    from alto_core.curve_export import export_curves
+    from alto_core.workspace import Workspace
+
+    num_jobs = export_curves(Workspace(task_id, load_settings()), file)
+    Console(highlight=False).print(f"{file}: {wording.plural(num_jobs, 'job')}", soft_wrap=True)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, list[float]]:

@@ -51,7 +51,7 @@ def test_wrong_overrides_are_refused_by_name(preset, name, value, expected):
 
 
 def test_an_unknown_preset_is_refused():
-    with pytest.raises(TaskFileError, match="one of guarded, paper, asha, .*none"):
+    with pytest.raises(TaskFileError, match=r"one of guarded, paper, asha, .*none"):
         make_policy("hyperband", {})
 
 
