@@ -5,8 +5,10 @@ The truth is the recording: the best job is the one with the lowest validation l
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -180,7 +182,22 @@ def _replayed(job: RecordedJob, done: Replay, gate_rank: int | None) -> Replayed
         best_val_loss=trained.best_val,
         recorded_best_val_loss=job.curve.best_val,
         gate_rank=gate_rank,
-        verdict=verdict,
+        verdict=verdict and _in_steps_of_file(verdict, job),
+    )
+
+
+def _in_steps_of_file(verdict: Verdict, job: RecordedJob) -> Verdict:
+    """The same verdict, its steps numbered as in the file."""
+    if job.file_steps is None:
+        return verdict
+    return dataclasses.replace(
+        verdict,
+        step=job.step_in_file(verdict.step),
+        reason=re.sub(r"\bstep (\d+)", lambda match: f"step {job.step_in_file(int(match[1]))}", verdict.reason),
+        evidence={
+            name: float(job.step_in_file(int(value))) if name.endswith("_step") else value
+            for name, value in verdict.evidence.items()
+        },
     )
 
 

@@ -174,8 +174,8 @@ class _Table:
         self._check_rising(rows)
         total = steps[-1] / fractions[-1] if fractions[-1] > 0 else 0.0
         whole = max(1, round(float(total)))
-        # one step for rounding a step, one per cent for rounding a fraction
-        if steps.max() <= whole and np.all(np.abs(steps - fractions * whole) <= 1 + 0.01 * whole):
+        # half a step for rounding a step, one per cent for rounding a fraction
+        if steps.max() <= whole and np.all(np.abs(steps - fractions * whole) <= 0.5 + 0.01 * whole):
             return None, whole, float(whole)
         positions: dict[int, int] = {}
         last = -1
