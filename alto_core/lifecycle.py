@@ -8,11 +8,11 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from alto_core.domain import TaskState
-from alto_core.store import EventDraft
+from alto_core.store import EventDraft, EventRecord
 from alto_core.workspace import Workspace
 
 
@@ -39,15 +39,26 @@ def running(task_id: str) -> Iterator[Workspace]:
 def _end(workspace: Workspace, state: TaskState, message: str, started: float) -> None:
     task_id, store = workspace.task_id, workspace.store
     seconds = time.monotonic() - started
-    tracking_seconds = sum(event.numbers["seconds"] for event in store.events(task_id) if event.kind == "tracking")
+    events = store.events(task_id)
+    tracking_seconds = sum(event.numbers["seconds"] for event in events if event.kind == "tracking")
     if message:
         store.append_events(task_id, [EventDraft(kind="error", text=message)])
     workspace.update_result(
-        seconds=seconds, tracking_share=tracking_seconds / max(seconds, 1e-9), peak_bytes=_peak_resident_bytes()
+        seconds=seconds,
+        tracking_share=tracking_seconds / max(seconds, 1e-9),
+        evaluation_share=_evaluation_share(events),
+        peak_bytes=_peak_resident_bytes(),
     )
     with workspace.tracked() as runs:
         runs.close(state, message)
     store.end_task(task_id, state, message)
+
+
+def _evaluation_share(events: Sequence[EventRecord]) -> float | None:
+    """Seconds of evaluations over seconds of steps; None before the first step."""
+    progress = [event.numbers for event in events if event.kind == "progress"]
+    steps, evaluations = (sum(n.get(name, 0.0) for n in progress) for name in ("step_seconds", "evaluation_seconds"))
+    return evaluations / steps if steps else None
 
 
 def _peak_resident_bytes() -> int:

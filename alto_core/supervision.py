@@ -255,5 +255,9 @@ def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
         )
         for evaluation in boundary.evaluations
     ]
-    speed = boundary.tokens_per_second
-    return [*events, EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers={"tokens_per_second": speed})]
+    numbers = {
+        "tokens_per_second": boundary.tokens_per_second,
+        "step_seconds": boundary.step_seconds,
+        "evaluation_seconds": boundary.evaluation_seconds,
+    }
+    return [*events, EventDraft(kind="progress", text=f"{boundary.tokens_per_second:.0f} tokens/s", numbers=numbers)]

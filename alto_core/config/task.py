@@ -88,6 +88,8 @@ class BudgetSection(Section):
     """Share of a job's own steps between two evaluations."""
     gate_warmup_fraction: OpenFraction = 0.05
     """Share of a job's own steps before the gate."""
+    max_eval_share: Positive = 1.0
+    """Cost that evaluations may have, as a share of the training's. Where they would cost more they come less often."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

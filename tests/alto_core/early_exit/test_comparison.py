@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 import warnings
 
+import optuna
 import pytest
 
 from alto_core.domain import JobState
 from alto_core.early_exit import AshaPolicy, AshaRules, Curve, MedianPolicy, MedianRules, make_policy
 from alto_core.early_exit.replay import replay
-
-optuna = pytest.importorskip("optuna")
 
 
 def final(make_curve, losses: list[float]) -> list[Curve]:
