@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from alto_core.early_exit import PRESETS, GuardedRules, PaperRules, make_policy
+from alto_core.early_exit import (
+    PRESETS,
+    AshaRules,
+    GuardedRules,
+    HalvingRules,
+    MedianRules,
+    PaperRules,
+    make_policy,
+)
 from alto_core.errors import TaskFileError
 
 DOCS = Path(__file__).parents[3] / "docs" / "early-exit.md"
@@ -53,6 +61,15 @@ def test_wrong_overrides_are_refused_by_name(preset, name, value, expected):
 def test_an_unknown_preset_is_refused():
     with pytest.raises(TaskFileError, match=r"one of guarded, paper, asha, .*none"):
         make_policy("hyperband", {})
+
+
+@pytest.mark.parametrize(
+    ("preset", "rules"), [("successive_halving", HalvingRules()), ("asha", AshaRules()), ("median", MedianRules())]
+)
+def test_every_constant_of_the_comparisons_stands_in_the_docs_with_its_default(preset, rules):
+    rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \| [^|]+ \| ([\d.]+) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    documented = {name: float(value) for presets, name, value in rows if f"`{preset}`" in presets}
+    assert documented == dataclasses.asdict(rules)
 
 
 @pytest.mark.parametrize("rules", [PaperRules(), GuardedRules()])

@@ -13,7 +13,13 @@ def test_points_stand_where_their_values_are() -> None:
     points = [(0.0, 2.0), (0.5, 1.5), (1.0, 1.0)]
     lines = plot([Series(sign="o", points=points)], width=30, height=5)
     bodies = [line.split("│")[1] for line in lines[:5]]
-    assert [body.find("o") for body in bodies] == [0, -1, (max(map(len, bodies)) - 1) // 2, -1, max(map(len, bodies)) - 1]
+    assert [body.find("o") for body in bodies] == [
+        0,
+        -1,
+        (max(map(len, bodies)) - 1) // 2,
+        -1,
+        max(map(len, bodies)) - 1,
+    ]
     assert lines[0].strip().startswith("2.0000")
     assert lines[4].strip().startswith("1.0000")
     assert lines[-1].strip().startswith("0 %")
