@@ -14,7 +14,7 @@ from pathlib import Path
 
 from alto_core.budget import rows_of_step
 from alto_core.data.rows import TaskData, TokenRow
-from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, StepRecord, Verdict
+from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, Verdict
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError, ModelError
 

@@ -47,7 +47,7 @@ LEARNING_RATES = (1e-5, 5e-5, 2e-4, 3e-4, 5e-4, 2e-3, 1e-2)
 LORA_RANKS = (16, 32, 64)
 BATCH_SIZES = (8, 4, 2, 1)
 EPOCHS = 3
-MAX_EVAL_TOKENS, MAX_GENERATION_ROWS = 65536, 1024
+MAX_EVAL_TOKENS, MAX_GENERATION_ROWS = 32768, 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,17 @@ class Sweep:
     budgets: dict[str, JobBudget]
     seed: int
     deadline: float
+
+    def engine(self, jobs: Sequence[LoraJob]) -> Engine:
+        """Slots for these jobs."""
+        return Engine(
+            self.backbone,
+            target_modules=self.modules,
+            num_slots=len(jobs),
+            rank_rows=sum(job.lora_rank for job in jobs),
+            max_lora_rank=max(job.lora_rank for job in jobs),
+            max_row_tokens=max(len(row.token_ids) for split in self.data.splits for row in split.rows),
+        )
 
 
 def make_jobs(modules: Sequence[str], seed: int, options: argparse.Namespace) -> list[LoraJob]:
@@ -95,7 +106,6 @@ def train_group(sweep: Sweep, jobs: Sequence[LoraJob], folder: Path) -> CurveRec
         TimeoutError: the deadline has passed.
     """
     recorder = CurveRecorder(jobs, sweep.budgets)
-    ranks = sum(job.lora_rank for job in jobs)
     stretches = [
         JobRun(
             job=job,
@@ -106,7 +116,7 @@ def train_group(sweep: Sweep, jobs: Sequence[LoraJob], folder: Path) -> CurveRec
         )
         for job in jobs
     ]
-    with Engine(sweep.backbone, target_modules=sweep.modules, num_slots=len(jobs), rank_rows=ranks) as engine:
+    with sweep.engine(jobs) as engine:
         executor = Executor(engine, sweep.data, data_seed=sweep.seed, max_eval_tokens=MAX_EVAL_TOKENS)
         record_training(executor, stretches, recorder, deadline=sweep.deadline)
     return recorder
@@ -120,8 +130,7 @@ def score_group(
     assert test is not None
     scored = [job for job in jobs if (folder / job.job_id / "adapter").is_dir()]
     lines: list[dict[str, Any]] = []
-    ranks = sum(job.lora_rank for job in scored)
-    with Engine(sweep.backbone, target_modules=sweep.modules, num_slots=len(scored), rank_rows=ranks) as engine:
+    with sweep.engine(scored) as engine:
         for job in scored:
             engine.load_adapter(job, folder / job.job_id / "adapter")
         losses = engine.evaluate([job.job_id for job in scored], test.rows, max_tokens=MAX_EVAL_TOKENS)
