@@ -6,7 +6,8 @@ FOLDER comes from benchmarks/early_exit_data.py. Runs the product's own executor
 of equal batch size. After each group RESULTS/NAME.parquet and NAME.rows.parquet (curves, see docs/early-exit.md),
 NAME.scores.parquet (held-out test rows: `job_id, row, loss_sum, num_tokens, correct`) and NAME.json (machine, times)
 are written whole; jobs that stand there already are not trained again, so a sweep can be spread over several runs. A
-group that is not through when the minutes are over is lost: `--group-jobs` makes groups smaller.
+group is begun only if, by the one before, it will be through in time; the first of a run is begun in any case, and lost
+if it is not: `--group-jobs` makes groups smaller.
 
 Needs torch, transformers, pydantic, pyyaml, numpy, pyarrow and psutil; no MLflow, no Prefect. TF32 stays off.
 """
@@ -234,10 +235,16 @@ def run(options: argparse.Namespace) -> int:
     curves, scores, facts = earlier(options.have or options.out, name)
     there = {rows.curve.job_id for rows in curves}
     facts = {**facts, **machine_facts(device, data, options), "groups": facts.get("groups", [])}
+    done_now: list[dict[str, Any]] = []
     for group in groups(jobs, options.group_jobs):
         left = [job for job in group if job.job_id not in there]
         if not left:
             continue
+        steps = max(sweep.budgets[job.job_id].total_steps for job in left)
+        seconds = expected_seconds(done_now[-1], steps, len(left)) if done_now else 0.0
+        if time.monotonic() + seconds > sweep.deadline:
+            print(f"{seconds:.0f} s are not left for batch size {left[0].adapter_batch_size}; run again", flush=True)
+            return 3
         with tempfile.TemporaryDirectory() as temporary:
             before = time.monotonic()
             try:
@@ -259,15 +266,23 @@ def run(options: argparse.Namespace) -> int:
             {
                 "batch_size": left[0].adapter_batch_size,
                 "jobs": len(left),
+                "steps": steps,
                 "step_seconds": round(recorder.step_seconds, 2),
                 "evaluation_seconds": round(recorder.evaluation_seconds, 2),
                 "seconds": round(trained - before, 2),
                 "scoring_seconds": round(time.monotonic() - trained, 2),
             }
         )
+        done_now.append(facts["groups"][-1])
         save(options.out, name, curves, scores, facts)
         print(name, facts["groups"][-1], flush=True)
     return 0
+
+
+def expected_seconds(before: dict[str, Any], steps: int, num_jobs: int) -> float:
+    """At most, since a step with smaller batches takes no longer than one of the group before."""
+    per_job = (before["evaluation_seconds"] + before["scoring_seconds"]) / before["jobs"]
+    return float(steps * before["step_seconds"] / before["steps"] + num_jobs * per_job)
 
 
 def with_early_evaluations(budget: JobBudget) -> JobBudget:
