@@ -217,7 +217,7 @@ class GateEntry:
     val_loss: float | None
     kept: bool
     reason: str
-    """Why it was kept or ended: `top`, `tie`, `stratum`, `median`, `rank`, or the earlier end state."""
+    """Why it was kept or ended: `top`, `tie`, `stratum`, `rank`, or the earlier end state."""
 
 
 @dataclass(frozen=True, kw_only=True)

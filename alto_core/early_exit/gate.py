@@ -16,7 +16,7 @@ from alto_core.early_exit.detectors import make_verdict
 
 Judge = Callable[[Curve], Verdict | None]
 Choose = Callable[[Sequence[Curve]], Mapping[str, str]]
-"""From the ranked curves, best first, to the reason (`top`, `tie`, `stratum`, `median`) of each job id that goes on."""
+"""From the ranked curves, best first, to the reason (`top`, `tie`, `stratum`) of each job id that goes on."""
 Reasoned = tuple[str, Mapping[str, float]]
 """A sentence with the numbers in it, and the numbers by name."""
 WhyNot = Callable[[Sequence[Curve], int, Mapping[str, str]], Reasoned]

@@ -52,9 +52,9 @@ class MedianPolicy:
     def gate(self, curves: Sequence[Curve], fraction: float) -> GateDecision:
         def choose(ranked: Sequence[Curve]) -> dict[str, str]:
             if len(ranked) <= self.rules.min_jobs:
-                return {curve.job_id: "median" for curve in ranked}
+                return {curve.job_id: "top" for curve in ranked}
             return {
-                curve.job_id: "median"
+                curve.job_id: "top"
                 for i, curve in enumerate(ranked)
                 if curve.best_val is not None and curve.best_val <= _median_of_others(ranked, i)
             }

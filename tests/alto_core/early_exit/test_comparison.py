@@ -95,7 +95,7 @@ def test_median_ends_nobody_among_few(make_curve):
     assert len(MedianPolicy().gate(curves, 0.05).survivors) == 5
     decision = MedianPolicy(MedianRules(min_jobs=4)).gate(curves, 0.05)
     assert decision.survivors == ("job00", "job01", "job02")
-    assert {entry.reason for entry in decision.entries if entry.kept} == {"median"}
+    assert {entry.reason for entry in decision.entries if entry.kept} == {"top"}
     assert "above 2.5000, the median" in next(v.reason for v in decision.verdicts if v.job_id == "job03")
 
 
