@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from alto_core import wording
@@ -17,6 +16,7 @@ from alto_core.settings import load_settings
 from alto_core.workspace import Workspace
 from flows.cli.live_view import STATE_STYLES
 from flows.cli.output import dump, stdout_for
+from flows.cli.tables import plain_table
 from flows.cli.text_plot import Series, plot
 
 PLOT_WIDTH, PLOT_HEIGHT = 76, 12
@@ -94,9 +94,8 @@ def _print_neighbours(explanation: Explanation, console: Console) -> None:
     console.print()
     title = f"At {100 * explanation.fraction:.3g} % of each job's budget, of {explanation.num_compared} jobs"
     console.print(Text(title, style="bold"))
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, side in (("  place", "right"), ("job", "left"), ("val loss", "right"), ("", "left")):
-        table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    columns = ("  place", "job", "val loss", "")
+    table = plain_table(*columns, left=("job", ""), whole=columns)
     before = 0
     for neighbour in explanation.neighbours:
         if neighbour.place > before + 1 and before:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from alto_core import wording
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
 from flows.cli.output import dump, stdout_for
+from flows.cli.tables import agreement_table, plain_table
 
 if TYPE_CHECKING:
     from alto_core.auditing import AuditReport
@@ -130,17 +130,7 @@ def _print_audit(report: AuditReport, console: Console) -> None:
     for name, value in facts:
         console.print(Text.assemble((f"  {name:<16}", "dim"), value), soft_wrap=True)
     console.print()
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("ranking at", "jobs", "Spearman with the end", "top quarter covered"):
-        table.add_column(name, justify="right")
-    for line in report.agreement:
-        table.add_row(
-            f"{100 * line.fraction:g} %",
-            str(line.num_jobs),
-            f"{line.spearman:.2f}",
-            wording.share(line.top_quarter_coverage),
-        )
-    console.print(table)
+    console.print(agreement_table(report.agreement))
 
 
 def _print_states(
@@ -149,9 +139,8 @@ def _print_states(
     if not states:
         console.print("No ended task keeps a training state.")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("task", "job", "state", "size", "written", ""):
-        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    columns = ("task", "job", "state", "size", "written", "")
+    table = plain_table(*columns, left=("task", "job", "state", "written", ""), whole=columns)
     for state in states:
         fate = ("freed" if free else "can be freed") if state in old else ""
         table.add_row(

@@ -20,6 +20,7 @@ from alto_core.replay import DEFAULT_WARMUP, GATE_SETTING, UNFINISHED, ReplayedJ
 from alto_core.settings import load_settings
 from flows.cli.live_view import STATE_STYLES
 from flows.cli.output import dump, stdout_for
+from flows.cli.tables import agreement_table, plain_table
 
 
 def run_replay(file: Path, *, policies: Sequence[str], settings: Sequence[str], as_json: bool) -> None:
@@ -133,7 +134,7 @@ def _print_one(recording: Recording, summary: ReplaySummary, console: Console) -
     for name, value in _facts(summary):
         console.print(Text.assemble((f"  {name:<22}", "dim"), value), soft_wrap=True)
     console.print()
-    console.print(_agreement_table(summary))
+    console.print(agreement_table(summary.agreement))
     console.print()
     console.print(_job_table(summary))
 
@@ -158,21 +159,9 @@ def _facts(summary: ReplaySummary) -> list[tuple[str, str]]:
     ]
 
 
-def _agreement_table(summary: ReplaySummary) -> Table:
-    table = _table("ranking at", "jobs", "Spearman with the end", "top quarter covered", "best in it")
-    for line in summary.agreement:
-        table.add_row(
-            f"{100 * line.fraction:g} %",
-            str(line.num_jobs),
-            f"{line.spearman:.2f}",
-            wording.share(line.top_quarter_coverage),
-            "yes" if line.keeps_best else "no",
-        )
-    return table
-
-
 def _job_table(summary: ReplaySummary) -> Table:
-    table = _table("job", "state", "step", "of budget", "val loss", "at its end", "why it ended")
+    columns = ("job", "state", "step", "of budget", "val loss", "at its end", "why it ended")
+    table = plain_table(*columns, left=("job", "state", "why it ended"), whole=("job",))
     for job in summary.jobs:
         style = STATE_STYLES[JobState(job.state)] if job.state != UNFINISHED else "dim"
         table.add_row(
@@ -189,7 +178,8 @@ def _job_table(summary: ReplaySummary) -> Table:
 
 def _grid_table(summaries: Sequence[ReplaySummary]) -> Table:
     names = list(summaries[0].settings)
-    table = _table("policy", *names, "saved", "regret", "ratio", "best kept", "top quarter")
+    columns = ("policy", *names, "saved", "regret", "ratio", "best kept", "top quarter")
+    table = plain_table(*columns, left=("policy", "best kept"))
     for summary in summaries:
         ratio, regret = summary.val_loss_ratio, summary.regret
         table.add_row(
@@ -201,12 +191,4 @@ def _grid_table(summaries: Sequence[ReplaySummary]) -> Table:
             "yes" if summary.best_kept else "within noise" if summary.within_noise else "no",
             wording.share(summary.top_quarter_coverage),
         )
-    return table
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in names:
-        left = name in ("job", "state", "policy", "why it ended", "best kept", "best in it")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name == "job")
     return table
