@@ -17,17 +17,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from early_exit_scores import SCHEMA, score_adapters
 
 from alto_core.budget import job_budget
 from alto_core.config import BudgetSection, DataSection, ModelSection, SplitSection
@@ -39,7 +39,6 @@ from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.backbone import Backbone, load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.target_modules import linear_endings
-from alto_core.evaluation import is_exact_match
 from alto_core.executor import Executor, JobRun
 from alto_core.recording import CurveRecorder, record_training
 
@@ -48,7 +47,7 @@ LEARNING_RATES = (1e-5, 5e-5, 2e-4, 3e-4, 5e-4, 2e-3, 1e-2)
 LORA_RANKS = (16, 32, 64)
 BATCH_SIZES = (8, 4, 2, 1)
 EPOCHS = 3
-MAX_EVAL_TOKENS, MAX_GENERATION_ROWS = 32768, 1024
+MAX_EVAL_TOKENS = 32768
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,66 +122,9 @@ def train_group(sweep: Sweep, jobs: Sequence[LoraJob], folder: Path) -> CurveRec
     return recorder
 
 
-def score_group(
-    sweep: Sweep, jobs: Sequence[LoraJob], folder: Path, decode: Callable[[Sequence[int]], str], options: Any
-) -> list[dict[str, Any]]:
-    """Test losses of every job's best adapter, and whether each answer of the best jobs is right."""
-    test = sweep.data.test
-    assert test is not None
-    scored = [job for job in jobs if (folder / job.job_id / "adapter").is_dir()]
-    lines: list[dict[str, Any]] = []
-    with sweep.engine(scored) as engine:
-        for job in scored:
-            engine.load_adapter(job, folder / job.job_id / "adapter")
-        losses = engine.evaluate([job.job_id for job in scored], test.rows, max_tokens=MAX_EVAL_TOKENS)
-        best = sorted(scored, key=lambda job: losses[job.job_id].mean)[: options.score_top]
-        prompts = [(job.job_id, row.prompt_ids) for job in best for row in test.generation_rows]
-        answers = iter(
-            engine.generate(
-                prompts,
-                max_new_tokens=options.max_new_tokens,
-                stop_token_ids=sweep.data.stop_token_ids,
-                pad_token_id=sweep.data.pad_token_id,
-                max_rows=MAX_GENERATION_ROWS,
-            )
-        )
-        for job in [*best, *(job for job in scored if job not in best)]:
-            for number, row in enumerate(test.generation_rows):
-                sums = losses[job.job_id]
-                correct = is_right(decode(next(answers)), row.reference) if job in best else None
-                lines.append(
-                    {
-                        "job_id": job.job_id,
-                        "row": number,
-                        "loss_sum": sums.loss_sums[number],
-                        "num_tokens": sums.num_labels[number],
-                        "correct": correct,
-                    }
-                )
-    return lines
-
-
-def is_right(answer: str, reference: str) -> bool:
-    """GSM8K's worked solutions are compared by what stands after `####`, everything else by exact match."""
-    final = re.compile(r"####\s*(-?[\d,.]+)")
-    wanted, given = final.search(reference), final.search(answer)
-    if wanted:
-        return given is not None and given[1].replace(",", "") == wanted[1].replace(",", "")
-    return is_exact_match(answer, reference)
-
-
 def save(out: Path, name: str, curves: list[CurveRows], scores: list[dict[str, Any]], facts: dict[str, Any]) -> None:
     write_recording(out / f"{name}.parquet", curves, compact=True)
-    schema = pa.schema(
-        [
-            ("job_id", pa.dictionary(pa.int32(), pa.string())),
-            ("row", pa.int32()),
-            ("loss_sum", pa.float32()),
-            ("num_tokens", pa.int32()),
-            ("correct", pa.bool_()),
-        ]
-    )
-    pq.write_table(pa.Table.from_pylist(scores, schema=schema), out / f"{name}.scores.parquet", compression="zstd")
+    pq.write_table(pa.Table.from_pylist(scores, schema=SCHEMA), out / f"{name}.scores.parquet", compression="zstd")
     (out / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
@@ -253,9 +195,19 @@ def run(options: argparse.Namespace) -> int:
                 print(f"out of time in the group of batch size {left[0].adapter_batch_size}; run again", flush=True)
                 return 3
             trained = time.monotonic()
-            scores += score_group(
-                sweep, left, Path(temporary), lambda ids: tokenizer.decode(ids, skip_special_tokens=True), options
-            )
+            scored = [job for job in left if (Path(temporary) / job.job_id / "adapter").is_dir()]
+            with sweep.engine(scored) as engine:
+                for job in scored:
+                    engine.load_adapter(job, Path(temporary) / job.job_id / "adapter")
+                scores += score_adapters(
+                    engine,
+                    data,
+                    [job.job_id for job in scored],
+                    decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+                    num_generating=options.score_top,
+                    max_new_tokens=options.max_new_tokens,
+                    max_eval_tokens=MAX_EVAL_TOKENS,
+                )
         curves += [
             CurveRows(
                 curve=recorder.curve(job.job_id), lora_rank=job.lora_rank, adapter_batch_size=job.adapter_batch_size

@@ -90,3 +90,17 @@ def test_a_figure_is_by_the_rules_of_its_bar(script) -> None:  # type: ignore[no
             "downstream_ratio_worst": 0.97,
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "right"),
+    [
+        ("so 1,200\n#### 1,200.", "12 * 100\n#### 1200", True),
+        ("it is 1200", "12 * 100\n#### 1200", False),
+        ("#### 12", "#### 1200", False),
+        ("acute,  go", "acute, go", True),
+        ("acute go", "acute, go", False),
+    ],
+)
+def test_worked_solutions_are_right_by_their_last_number(script, answer: str, reference: str, right: bool) -> None:  # type: ignore[no-untyped-def]
+    assert script("early_exit_scores").is_right(answer, reference) is right
