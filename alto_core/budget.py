@@ -6,6 +6,7 @@ Row order has no state: `rows_of_step` gives the rows of any step, so a resumed 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,6 +26,28 @@ def job_budget(job: LoraJob, budget: BudgetSection, num_train_rows: int) -> JobB
     warmup = min(total, max(1, round(budget.gate_warmup_fraction * total)))
     evals = sorted({*range(interval, total, interval), warmup, total})
     return JobBudget(total_steps=total, warmup_steps=warmup, eval_steps=tuple(evals))
+
+
+def evaluation_share(
+    jobs: Sequence[LoraJob],
+    budgets: Mapping[str, JobBudget],
+    *,
+    num_train_rows: int,
+    train_tokens: int,
+    validation_tokens: int,
+) -> float:
+    """What all evaluations cost, as a share of what all training costs if no job ends early.
+
+    Counted in tokens, a trained one twice: the frozen model needs no gradient of its weights, so a step is one forward
+    and one backward pass of about the same cost.
+
+    Args:
+        train_tokens: of all training rows together.
+        validation_tokens: of all validation rows together.
+    """
+    evaluated = sum(len(budgets[job.job_id].eval_steps) for job in jobs) * validation_tokens
+    rows = sum(num_samples(job, budgets[job.job_id].total_steps, num_train_rows) for job in jobs)
+    return evaluated / (2 * rows * train_tokens / num_train_rows)
 
 
 def steps_per_epoch(job: LoraJob, num_train_rows: int) -> int:

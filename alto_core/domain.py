@@ -188,6 +188,10 @@ class Boundary:
     running: tuple[str, ...] = ()
     """Ids of the jobs that hold a slot."""
     tokens_per_second: float = 0.0
+    step_seconds: float = 0.0
+    """Wall time of the joint steps since the last boundary."""
+    evaluation_seconds: float = 0.0
+    """Wall time of this boundary's evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from alto_core.budget import rows_of_step
 from alto_core.data.rows import TaskData, TokenRow
-from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, StepRecord, Verdict
+from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, Verdict
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError, ModelError
 
@@ -50,14 +50,16 @@ class Executor:
         engine: the slots over one frozen backbone.
         data: the task's tokenized rows; validation rows are the same for all jobs.
         data_seed: seeds the order of rows; the same for all jobs of a task.
+        max_eval_tokens: of one evaluation pass. It changes speed and memory, not the numbers.
     """
 
-    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int):
+    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int, max_eval_tokens: int = MAX_EVAL_TOKENS):
         self._engine, self._data, self._data_seed = engine, data, data_seed
+        self._max_eval_tokens = max_eval_tokens
         self._with_best: set[str] = set()
         self._failures: list[JobFailure] = []
 
-    def run(self, runs: Sequence[JobRun]) -> Generator[Boundary, Sequence[Verdict], None]:
+    def run(self, runs: Sequence[JobRun]) -> Generator[Boundary, Sequence[Verdict | JobRun], None]:
         """Train every stretch to its end, or until a verdict ends the job.
 
         Jobs are admitted in decreasing adapter batch size and backfilled as slots come free: one of the batch size that
@@ -65,8 +67,8 @@ class Executor:
 
         Yields:
             A `Boundary` after each joint step at which a job was evaluated, or when one could not be admitted. Send the
-            verdicts. Steps in between are not waited for, so a job whose loss or gradient is no number any more shows
-            it at the boundary; such steps update nothing.
+            verdicts, and stretches of further jobs that are to have a slot. Steps in between are not waited for, so a
+            job whose loss or gradient is no number any more shows it at the boundary; such steps update nothing.
         """
         waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
         active: dict[str, _Active] = {}
@@ -78,19 +80,28 @@ class Executor:
                 self._engine.step({job_id: self._rows(a) for job_id, a in active.items()})
             for moved in active.values():
                 moved.step += 1
-            evaluations = self._evaluate_due(active)
-            if evaluations or self._failures:
+            due = [job_id for job_id, a in active.items() if _is_due(a)]
+            if due or self._failures:
                 steps = self._engine.take_records()
+                stepped = time.monotonic()
+                evaluations = self._evaluate(due, active) if due else ()
+                ended = time.monotonic()
                 failures, self._failures = tuple(self._failures), []
-                verdicts = yield Boundary(
+                answers = yield Boundary(
                     steps=steps,
                     evaluations=evaluations,
                     failures=failures,
                     running=tuple(active),
-                    tokens_per_second=_tokens_per_second(steps, time.monotonic() - started),
+                    tokens_per_second=sum(record.num_tokens for record in steps) / max(ended - started, 1e-9),
+                    step_seconds=stepped - started,
+                    evaluation_seconds=ended - stepped,
                 )
-                for verdict in verdicts:
-                    self._leave(active.pop(verdict.job_id).run, waiting, active)
+                waiting.extend(answer for answer in answers if isinstance(answer, JobRun))
+                for verdict in (answer for answer in answers if isinstance(answer, Verdict)):
+                    run = active.pop(verdict.job_id).run
+                    self._engine.save(verdict.job_id, run.folder / "state")
+                    self._leave(run, waiting, active)
+                self._backfill(waiting, active, None)
                 started = time.monotonic()
             for job_id, reached in [(j, a) for j, a in active.items() if a.step >= a.run.target_step]:
                 self._engine.save(job_id, reached.run.folder / "state")
@@ -107,13 +118,8 @@ class Executor:
         )
         return tuple(rows[i] for i in indices)
 
-    def _evaluate_due(self, active: Mapping[str, _Active]) -> tuple[Evaluation, ...]:
-        due = [
-            job_id for job_id, a in active.items() if a.step in a.run.budget.eval_steps or a.step == a.run.target_step
-        ]
-        if not due:
-            return ()
-        losses = self._engine.evaluate(due, self._data.validation.rows, max_tokens=MAX_EVAL_TOKENS)
+    def _evaluate(self, due: Sequence[str], active: Mapping[str, _Active]) -> tuple[Evaluation, ...]:
+        losses = self._engine.evaluate(due, self._data.validation.rows, max_tokens=self._max_eval_tokens)
         evaluations = []
         for job_id in due:
             step, budget = active[job_id].step, active[job_id].run.budget
@@ -152,5 +158,5 @@ class Executor:
             self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
 
 
-def _tokens_per_second(steps: Sequence[StepRecord], seconds: float) -> float:
-    return sum(record.num_tokens for record in steps) / max(seconds, 1e-9)
+def _is_due(active: _Active) -> bool:
+    return active.step in active.run.budget.eval_steps or active.step == active.run.target_step

@@ -8,11 +8,11 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from alto_core.domain import TaskState
-from alto_core.store import EventDraft
+from alto_core.store import EventDraft, EventRecord
 from alto_core.workspace import Workspace
 
 
@@ -43,7 +43,10 @@ def _end(workspace: Workspace, state: TaskState, message: str, started: float, t
     if message:
         store.append_events(task_id, [EventDraft(kind="error", text=message)])
     workspace.update_result(
-        seconds=seconds, tracking_share=tracking_seconds / max(seconds, 1e-9), peak_bytes=_peak_resident_bytes()
+        seconds=seconds,
+        tracking_share=tracking_seconds / max(seconds, 1e-9),
+        evaluation_share=_evaluation_share(store.events(task_id)),
+        peak_bytes=_peak_resident_bytes(),
     )
     with workspace.tracked() as runs:
         runs.close(state, message)
@@ -54,6 +57,13 @@ def _tracking_seconds(workspace: Workspace) -> float:
     """What calls to MLflow have taken so far."""
     events = workspace.store.events(workspace.task_id)
     return sum(event.numbers["seconds"] for event in events if event.kind == "tracking")
+
+
+def _evaluation_share(events: Sequence[EventRecord]) -> float | None:
+    """Seconds of evaluations over seconds of steps; None before the first step."""
+    progress = [event.numbers for event in events if event.kind == "progress"]
+    steps, evaluations = (sum(n.get(name, 0.0) for n in progress) for name in ("step_seconds", "evaluation_seconds"))
+    return evaluations / steps if steps else None
 
 
 def _peak_resident_bytes() -> int:

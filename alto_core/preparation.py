@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core import wording
-from alto_core.budget import job_budget, num_samples
+from alto_core.budget import evaluation_share, job_budget, num_samples
 from alto_core.config import TuningTask
 from alto_core.data.prepare import prepare_data
 from alto_core.data.rows import TaskData
@@ -24,7 +24,7 @@ from alto_core.errors import TaskFileError
 from alto_core.result import TaskResult
 from alto_core.search_space import expand_search_space
 from alto_core.settings import Settings
-from alto_core.store import Store
+from alto_core.store import EventDraft, Store
 from alto_core.tracking import DatasetSummary, Tracker
 from alto_core.workspace import tracking_event
 
@@ -34,17 +34,34 @@ class TaskPlan:
     """All that is known of a task before it trains."""
 
     task: TuningTask
+    """The task file's, its evaluation interval made longer where evaluations would cost too much."""
     data: TaskData
     jobs: tuple[LoraJob, ...]
     budgets: Mapping[str, JobBudget]
     module_counts: Mapping[str, int]
     """Layers matched by each target module name."""
+    evaluation_share: float
+    """Cost of all evaluations, as a share of the training's, if no job ends early."""
+    wanted_evaluation_share: float
+    """The same with the interval of the task file; above `budget.max_eval_share` the plan's interval is longer."""
 
     @property
     def num_samples(self) -> int:
         """Rows that all jobs together would train on if none ended early, repetitions counted."""
         rows = len(self.data.train.rows)
         return sum(num_samples(job, self.budgets[job.job_id].total_steps, rows) for job in self.jobs)
+
+    @property
+    def interval_note(self) -> str:
+        """What was done about the cost of evaluations; empty where nothing had to be."""
+        budget = self.task.budget
+        if self.wanted_evaluation_share <= budget.max_eval_share:
+            return ""
+        return (
+            f"evaluations as often as asked would cost {wording.share(self.wanted_evaluation_share)} of the training; "
+            f"with one every {100 * budget.eval_interval_fraction:.3g} % of a job's steps they cost "
+            f"{wording.share(self.evaluation_share)} (budget.max_eval_share)"
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -78,8 +95,19 @@ def plan_task(task: TuningTask) -> TaskPlan:
         )
     if task.init_adapter is not None:
         _check_init_adapter(Path(task.init_adapter), jobs)
-    budgets = {job.job_id: job_budget(job, task.budget, len(data.train.rows)) for job in jobs}
-    return TaskPlan(task=task, data=data, jobs=jobs, budgets=budgets, module_counts=module_counts)
+    share = _evaluation_share(task, jobs, data)
+    if share > task.budget.max_eval_share:
+        interval = min(1.0, task.budget.eval_interval_fraction * share / task.budget.max_eval_share)
+        task = task.model_copy(update={"budget": task.budget.model_copy(update={"eval_interval_fraction": interval})})
+    return TaskPlan(
+        task=task,
+        data=data,
+        jobs=jobs,
+        budgets=_budgets(task, jobs, data),
+        module_counts=module_counts,
+        evaluation_share=_evaluation_share(task, jobs, data),
+        wanted_evaluation_share=share,
+    )
 
 
 def create_task(plan: TaskPlan, task_id: str, settings: Settings) -> None:
@@ -93,7 +121,22 @@ def create_task(plan: TaskPlan, task_id: str, settings: Settings) -> None:
     runs = Tracker(settings).open_task(plan.task, task_id, plan.jobs, _summarize(plan))
     runs.release()
     store.set_task_fields(task_id, parent_run_id=runs.parent_run_id, result=result.to_dict())
-    store.append_events(task_id, [tracking_event(runs)])
+    warnings = [EventDraft(kind="warning", text=plan.interval_note)] if plan.interval_note else []
+    store.append_events(task_id, [*warnings, tracking_event(runs)])
+
+
+def _budgets(task: TuningTask, jobs: Sequence[LoraJob], data: TaskData) -> dict[str, JobBudget]:
+    return {job.job_id: job_budget(job, task.budget, len(data.train.rows)) for job in jobs}
+
+
+def _evaluation_share(task: TuningTask, jobs: Sequence[LoraJob], data: TaskData) -> float:
+    return evaluation_share(
+        jobs,
+        _budgets(task, jobs, data),
+        num_train_rows=len(data.train.rows),
+        train_tokens=sum(len(row.token_ids) for row in data.train.rows),
+        validation_tokens=sum(len(row.token_ids) for row in data.validation.rows),
+    )
 
 
 def _check_init_adapter(folder: Path, jobs: Sequence[LoraJob]) -> None:

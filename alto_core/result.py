@@ -46,6 +46,8 @@ class TaskResult:
     tokens_per_second: float | None = None
     tracking_share: float | None = None
     """Share of the wall time spent in calls to MLflow."""
+    evaluation_share: float | None = None
+    """Wall time of the evaluations over that of the training steps."""
     peak_bytes: int | None = None
     adapter_folder: str | None = None
     registered: RegisteredVersion | None = None

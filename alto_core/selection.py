@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from alto_core.data.rows import SplitData
 from alto_core.domain import JobState, Score
@@ -33,10 +34,10 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
             "the curves in the report."
         )
     data = workspace.data
-    scores = _score(workspace, data.validation, candidates, num_slots)
+    scores = score_jobs(workspace, data.validation, candidates, num_slots=num_slots)
     winner = pick_winner(scores, workspace.task.evaluation.choose_by)
     if data.test is not None:
-        scores += _score(workspace, data.test, [winner, None], num_slots)
+        scores += score_jobs(workspace, data.test, [winner, None], num_slots=num_slots)
     _record(workspace, winner, scores)
     return winner, scores
 
@@ -60,8 +61,20 @@ def describe_score(score: Score) -> str:
     return f"{whose} on {score.split}: loss {score.loss:.4f}{metric}"
 
 
-def _score(workspace: Workspace, split: SplitData, job_ids: Sequence[str | None], num_slots: int) -> tuple[Score, ...]:
-    """Score in groups of as many adapters as there are slots; the untuned model needs none."""
+def score_jobs(
+    workspace: Workspace,
+    split: SplitData,
+    job_ids: Sequence[str | None],
+    *,
+    num_slots: int,
+    folders: Mapping[str, Path] | None = None,
+) -> tuple[Score, ...]:
+    """Score in groups of as many adapters as there are slots; the untuned model (None) needs none.
+
+    Args:
+        folders: jobs whose best adapter is `adapter` in another folder than the job's own.
+    """
+    places = folders or {}
     scores: list[Score] = []
     group_size = max(num_slots, 2)
     for start in range(0, len(job_ids), group_size):
@@ -69,7 +82,8 @@ def _score(workspace: Workspace, split: SplitData, job_ids: Sequence[str | None]
         adapters = [job_id for job_id in group if job_id is not None]
         with workspace.engine(adapters, num_slots=len(adapters)) as engine:
             for job_id in adapters:
-                engine.load_adapter(workspace.jobs[job_id], workspace.job_folder(job_id) / "adapter")
+                folder = places.get(job_id, workspace.job_folder(job_id))
+                engine.load_adapter(workspace.jobs[job_id], folder / "adapter")
             scores += score_adapters(
                 engine,
                 workspace.data,

@@ -5,16 +5,21 @@ The one place where measurements, curves, decisions and records meet. It makes n
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry, gate_entry
 from alto_core.domain import Boundary, GateDecision, JobFailure, JobOutcome, JobState, Verdict
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
 from alto_core.store import EventDraft, JobUpdate, Store
 from alto_core.tracking import TaskRuns
+
+DEATHS = (JobState.DIVERGING, JobState.FAILED)
+"""Ends of a job that will give no adapter."""
 
 
 class Supervisor:
@@ -25,27 +30,53 @@ class Supervisor:
         policy: its early-exit rules.
         runs: its MLflow runs.
         store: where states and events are kept for `alto status`.
+        decisions: its decision log.
     """
 
-    def __init__(self, *, task_id: str, policy: Policy, runs: TaskRuns, store: Store):
+    def __init__(self, *, task_id: str, policy: Policy, runs: TaskRuns, store: Store, decisions: DecisionLog):
         self._task_id, self._policy, self._runs, self._store = task_id, policy, runs, store
+        self._decisions = decisions
 
-    def train(self, executor: Executor, stretches: Sequence[JobRun]) -> None:
-        """Train every stretch to its end or to its verdict. On return all measurements and adapters are in MLflow."""
-        by_id = {stretch.job.job_id: stretch for stretch in stretches}
+    def train(self, executor: Executor, stretches: Sequence[JobRun], reserve: Sequence[JobRun] = ()) -> None:
+        """Train every stretch to its end or to its verdict. On return all measurements and adapters are in MLflow.
+
+        Args:
+            executor: has room for the stretches.
+            stretches: what to train.
+            reserve: parked jobs, the best first. For each job that dies (diverges or fails) the next one is revived.
+        """
+        by_id, waiting = {stretch.job.job_id: stretch for stretch in stretches}, list(reserve)
         session = executor.run(stretches)
         boundary = next(session, None)
         while boundary is not None:
             curves = self._record(boundary)
             verdicts = self._judge(boundary, curves)
-            following = _advance(session, verdicts)
-            for verdict in (*verdicts, *map(_as_verdict, boundary.failures)):
+            ended = [*verdicts, *map(_as_verdict, boundary.failures)]
+            revived = [waiting.pop(0) for verdict in ended if verdict.state in DEATHS and waiting]
+            by_id |= {stretch.job.job_id: stretch for stretch in revived}
+            following = _advance(session, [*verdicts, *revived])
+            for verdict in ended:
                 self._end(by_id[verdict.job_id].folder, curves[verdict.job_id], verdict)
+            for stretch in revived:
+                self.reopen(stretch, f"revived in place of {_names(ended)}")
             self._finish_spent(boundary, curves, by_id, {verdict.job_id for verdict in verdicts})
             boundary = following
+        self._publish_decisions()
 
-    def apply_gate(self, decision: GateDecision, curves: dict[str, Curve], folders: dict[str, Path]) -> None:
+    def reopen(self, stretch: JobRun, reason: str) -> None:
+        """Record that a job which had ended early goes on."""
+        job_id = stretch.job.job_id
+        self._store.reopen_job(self._task_id, job_id)
+        self._runs.set_job_state(job_id, JobState.RUNNING, reason=reason)
+        back = Verdict(job_id=job_id, state=JobState.RUNNING, step=stretch.start_step, reason=reason, evidence={})
+        self._decisions.add([exit_entry(self._policy.name, back, stretch.budget.total_steps)])
+        self._store.append_events(self._task_id, [EventDraft(kind="revived", job_id=job_id, text=reason)])
+
+    def apply_gate(
+        self, fraction: float, decision: GateDecision, curves: dict[str, Curve], folders: dict[str, Path]
+    ) -> None:
         """End the jobs that a gate ended, and record every job's place in it."""
+        self._decisions.add([gate_entry(self._policy.name, fraction, decision)])
         ranks = {entry.job_id: entry.gate_rank for entry in decision.entries}
         self._store.update_jobs(
             self._task_id,
@@ -55,7 +86,8 @@ class Supervisor:
             if entry.kept:
                 self._runs.set_job_state(entry.job_id, JobState.RUNNING, reason=entry.reason, gate_rank=entry.gate_rank)
         for verdict in decision.verdicts:
-            self._end(folders[verdict.job_id], curves[verdict.job_id], verdict, gate_rank=ranks[verdict.job_id])
+            rank = ranks[verdict.job_id]
+            self._end(folders[verdict.job_id], curves[verdict.job_id], verdict, gate_rank=rank, gate_fraction=fraction)
         self._store.append_events(
             self._task_id,
             [
@@ -64,6 +96,10 @@ class Supervisor:
                 )
             ],
         )
+        self._publish_decisions()
+
+    def _publish_decisions(self) -> None:
+        self._runs.log_text(self._decisions.as_json(), ARTIFACT_NAME)
 
     def _record(self, boundary: Boundary) -> dict[str, Curve]:
         self._runs.log_steps(boundary.steps)
@@ -115,14 +151,29 @@ class Supervisor:
                 )
                 self._end(stretch.folder, curves[evaluation.job_id], verdict)
 
-    def _end(self, folder: Path, curve: Curve, verdict: Verdict, *, gate_rank: int | None = None) -> None:
-        """Record a job's end everywhere: adapter and state in MLflow, state and event in the store."""
+    def _end(
+        self,
+        folder: Path,
+        curve: Curve,
+        verdict: Verdict,
+        *,
+        gate_rank: int | None = None,
+        gate_fraction: float | None = None,
+    ) -> None:
+        """Record a job's end everywhere: adapter, state and verdict in MLflow, state and event in the store."""
+        self._decisions.add([exit_entry(self._policy.name, verdict, curve.total_steps, gate_fraction)])
         outcome = outcome_of(curve, verdict, gate_rank)
         adapter = folder / "adapter"
         if adapter.is_dir():
             self._runs.log_adapter(verdict.job_id, adapter)
         self._runs.log_job_summary(outcome)
-        self._runs.set_job_state(verdict.job_id, verdict.state, reason=verdict.reason, gate_rank=gate_rank)
+        self._runs.set_job_state(
+            verdict.job_id,
+            verdict.state,
+            reason=verdict.reason,
+            gate_rank=gate_rank,
+            extra_tags=verdict_tags(self._policy.name, verdict, curve.total_steps),
+        )
         self._store.update_jobs(
             self._task_id,
             [JobUpdate(job_id=verdict.job_id, state=verdict.state, reason=verdict.reason, step=verdict.step)],
@@ -140,6 +191,16 @@ class Supervisor:
         )
 
 
+def verdict_tags(policy: str, verdict: Verdict, total_steps: int) -> dict[str, str]:
+    """A verdict as MLflow tags: who decided, when, and on which numbers. State and reason have tags of their own."""
+    return {
+        "alto.policy": policy,
+        "alto.exit_step": str(verdict.step),
+        "alto.exit_fraction": f"{verdict.step / total_steps:.4f}",
+        "alto.evidence": json.dumps(dict(verdict.evidence)),
+    }
+
+
 def outcome_of(curve: Curve, verdict: Verdict, gate_rank: int | None = None) -> JobOutcome:
     """What a job's curve and its last verdict say about it."""
     best_step = curve.best_val_step
@@ -155,9 +216,15 @@ def outcome_of(curve: Curve, verdict: Verdict, gate_rank: int | None = None) -> 
     )
 
 
-def _advance(session: Generator[Boundary, Sequence[Verdict], None], verdicts: Sequence[Verdict]) -> Boundary | None:
+def _names(ended: Sequence[Verdict]) -> str:
+    return ", ".join(verdict.job_id for verdict in ended if verdict.state in DEATHS)
+
+
+def _advance(
+    session: Generator[Boundary, Sequence[Verdict | JobRun], None], answers: Sequence[Verdict | JobRun]
+) -> Boundary | None:
     try:
-        return session.send(verdicts)
+        return session.send(answers)
     except StopIteration:
         return None
 
@@ -188,5 +255,9 @@ def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
         )
         for evaluation in boundary.evaluations
     ]
-    speed = boundary.tokens_per_second
-    return [*events, EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers={"tokens_per_second": speed})]
+    numbers = {
+        "tokens_per_second": boundary.tokens_per_second,
+        "step_seconds": boundary.step_seconds,
+        "evaluation_seconds": boundary.evaluation_seconds,
+    }
+    return [*events, EventDraft(kind="progress", text=f"{boundary.tokens_per_second:.0f} tokens/s", numbers=numbers)]

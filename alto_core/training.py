@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from alto_core import wording
 from alto_core.domain import GateDecision
-from alto_core.executor import Executor
+from alto_core.early_exit.policy import Policy
+from alto_core.executor import Executor, JobRun
+from alto_core.parking import reserve, thin_to_budget
 from alto_core.result import GateRecord
+from alto_core.store import EventDraft
 from alto_core.supervision import Supervisor
 from alto_core.tracking import TaskRuns
 from alto_core.workspace import Workspace
@@ -13,16 +19,41 @@ from alto_core.workspace import Workspace
 def train_until(workspace: Workspace, fraction: float, *, num_slots: int) -> tuple[str, ...]:
     """Train every job that has not ended to this share of its own budget.
 
+    A survivor that dies leaves its slot to the best parked job.
+
     Returns:
         Ids of the jobs that have still not ended.
     """
     stretches = workspace.stretches(workspace.alive(), until=fraction)
     if stretches:
-        job_ids = [stretch.job.job_id for stretch in stretches]
-        with workspace.tracked() as runs, workspace.engine(job_ids, num_slots=min(num_slots, len(job_ids))) as engine:
-            executor = Executor(engine, workspace.data, data_seed=workspace.task.data.seed)
-            _supervisor(workspace, runs).train(executor, stretches)
+        in_reserve = reserve(workspace, until=fraction)
+        train_stretches(workspace, workspace.policy, stretches, num_slots=num_slots, in_reserve=in_reserve)
+        _thin(workspace)
     return workspace.alive()
+
+
+def train_stretches(
+    workspace: Workspace,
+    policy: Policy,
+    stretches: Sequence[JobRun],
+    *,
+    num_slots: int,
+    in_reserve: Sequence[JobRun] = (),
+    revived: str = "",
+) -> None:
+    """Train stretches under a policy's detectors, everything recorded; see `Supervisor.train`.
+
+    Args:
+        revived: why jobs that had ended go on; empty for jobs that had not.
+    """
+    job_ids, spare_ids = ([stretch.job.job_id for stretch in group] for group in (stretches, in_reserve))
+    slots = min(num_slots, len(job_ids))
+    with workspace.tracked() as runs, workspace.engine(job_ids, num_slots=slots, reserve=spare_ids) as engine:
+        supervisor = _supervisor(workspace, runs, policy)
+        for stretch in stretches if revived else ():
+            supervisor.reopen(stretch, revived)
+        executor = Executor(engine, workspace.data, data_seed=workspace.task.data.seed)
+        supervisor.train(executor, stretches, in_reserve)
 
 
 def decide_gate(workspace: Workspace, fraction: float) -> GateDecision:
@@ -31,10 +62,27 @@ def decide_gate(workspace: Workspace, fraction: float) -> GateDecision:
         curves = runs.read_curves(list(workspace.jobs))
         decision = workspace.policy.gate(list(curves.values()), fraction)
         folders = {job_id: workspace.job_folder(job_id) for job_id in workspace.jobs}
-        _supervisor(workspace, runs).apply_gate(decision, curves, folders)
+        _supervisor(workspace, runs, workspace.policy).apply_gate(fraction, decision, curves, folders)
+    _thin(workspace)
     workspace.update_result(gates=(*workspace.result.gates, GateRecord(fraction=fraction, entries=decision.entries)))
     return decision
 
 
-def _supervisor(workspace: Workspace, runs: TaskRuns) -> Supervisor:
-    return Supervisor(task_id=workspace.task_id, policy=workspace.policy, runs=runs, store=workspace.store)
+def _thin(workspace: Workspace) -> None:
+    thinned = thin_to_budget(workspace)
+    if thinned:
+        text = (
+            f"{wording.plural(len(thinned), 'parked job')} kept as adapter only, to stay within "
+            f"{workspace.task.early_exit.parked_gib:g} GiB (early_exit.parked_gib)"
+        )
+        workspace.store.append_events(workspace.task_id, [EventDraft(kind="parking", text=text)])
+
+
+def _supervisor(workspace: Workspace, runs: TaskRuns, policy: Policy) -> Supervisor:
+    return Supervisor(
+        task_id=workspace.task_id,
+        policy=policy,
+        runs=runs,
+        store=workspace.store,
+        decisions=workspace.decisions,
+    )

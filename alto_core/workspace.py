@@ -6,6 +6,7 @@ Stages exchange ids and paths; each opens the workspace anew, so a stage can run
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from alto_core.config import TuningTask
 from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data
 from alto_core.data.tokenizer import load_model_tokenizer
+from alto_core.decision_log import DecisionLog
 from alto_core.device import pick_device
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage
 from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
+from alto_core.errors import StoreError
 from alto_core.executor import JobRun
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
@@ -67,6 +70,10 @@ class Workspace:
         return make_policy(self.task.early_exit.preset, self.task.early_exit.overrides)
 
     @cached_property
+    def decisions(self) -> DecisionLog:
+        return DecisionLog(self.folder)
+
+    @cached_property
     def decode(self) -> Callable[[Sequence[int]], str]:
         """Token ids to text, special tokens left out."""
         tokenizer = load_model_tokenizer(self.task.model).tokenizer
@@ -102,6 +109,22 @@ class Workspace:
     def job_folder(self, job_id: str) -> Path:
         """Holds `state` (to continue from) and `adapter` (the best so far, in PEFT format)."""
         return self.folder / "jobs" / job_id
+
+    def find_job(self, text: str) -> str:
+        """The job that an id, or the beginning of just one id, names.
+
+        Raises:
+            StoreError: no job, or several.
+        """
+        found = [job_id for job_id in self.jobs if job_id.startswith(text)]
+        if text in self.jobs or len(found) == 1:
+            return text if text in self.jobs else found[0]
+        which = f"the beginning of {len(found)} ids" if found else "an unknown id"
+        near = found or difflib.get_close_matches(text, self.jobs, n=3, cutoff=0.3) or list(self.jobs)[:3]
+        raise StoreError(
+            f"job {text!r}: got {which}, expected one of the {len(self.jobs)} jobs of task {self.task_id}, such as "
+            f"{', '.join(near[:3])}"
+        )
 
     def records(self) -> Mapping[str, JobRecord]:
         """Where each job stands now."""
@@ -145,16 +168,17 @@ class Workspace:
             self.store.append_events(self.task_id, [tracking_event(runs)])
 
     @contextmanager
-    def engine(self, job_ids: Sequence[str], *, num_slots: int) -> Iterator[Engine]:
-        """Slots for so many of these jobs at once over the task's backbone."""
-        jobs = [self.jobs[job_id] for job_id in job_ids]
+    def engine(self, job_ids: Sequence[str], *, num_slots: int, reserve: Sequence[str] = ()) -> Iterator[Engine]:
+        """Slots for so many of these jobs at once over the task's backbone; any one in reserve fits in their place."""
+        jobs, spare = ([self.jobs[job_id] for job_id in ids] for ids in (job_ids, reserve))
         largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
+        widest = max(job.lora_rank for job in (*jobs, *spare))
         engine = Engine(
             load_backbone(self.task.model, self.device),
-            target_modules=sorted({name for job in jobs for name in job.target_modules}),
+            target_modules=sorted({name for job in (*jobs, *spare) for name in job.target_modules}),
             num_slots=num_slots,
-            rank_rows=sum(largest),
-            max_lora_rank=largest[0],
+            rank_rows=max(sum(largest), widest),
+            max_lora_rank=widest,
             max_row_tokens=max(len(row.token_ids) for row in (*self.data.train.rows, *self.data.validation.rows)),
             recomputed=self.task.activation_checkpointing,
             cuda_graph=self.settings.cuda_graph,

@@ -13,8 +13,8 @@ def continue_training(task_id: str, revision: str, num_slots: int) -> None:
     """On return every job of the task has ended."""
     workspace = Workspace.open(task_id)
     workspace.begin(Stage.CONTINUE)
-    for rung in workspace.policy.rung_fractions:
-        if rung > workspace.task.budget.gate_warmup_fraction and len(workspace.alive()) > 1:
+    for rung in workspace.policy.rungs(workspace.task.budget.gate_warmup_fraction):
+        if len(workspace.alive()) > 1:
             train_until(workspace, rung, num_slots=num_slots)
             decide_gate(workspace, rung)
     train_until(workspace, 1.0, num_slots=num_slots)

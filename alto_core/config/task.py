@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alto_core.config.fields import Count, Name, OpenFraction, Positive, Section
+from alto_core.config.fields import Count, Name, NonNegative, OpenFraction, Positive, Section
 from alto_core.config.search import GridSpace, ListSpace, RandomSpace
 
 
@@ -88,6 +88,8 @@ class BudgetSection(Section):
     """Share of a job's own steps between two evaluations."""
     gate_warmup_fraction: OpenFraction = 0.05
     """Share of a job's own steps before the gate."""
+    max_eval_share: Positive = 1.0
+    """Cost that evaluations may have, as a share of the training's. Where they would cost more they come less often."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -99,10 +101,12 @@ class BudgetSection(Section):
 class EarlyExitSection(Section):
     """Which jobs end before their budget is spent."""
 
-    preset: Literal["guarded", "paper", "none"] = "guarded"
+    preset: Literal["guarded", "paper", "asha", "successive_halving", "median", "none"] = "guarded"
     """Set of rules; see docs/early-exit.md."""
     overrides: dict[str, int | float] = Field(default_factory=dict)
     """Constants of the preset to change, by name; see docs/early-exit.md."""
+    parked_gib: NonNegative = 20.0
+    """Disk for the states of jobs that ended early, in GiB. The best are kept; of the others the adapter alone."""
 
 
 class EvaluationSection(Section):

@@ -54,6 +54,8 @@ class Curve:
     """By evaluation step, for paired standard errors; may lack some steps or all."""
     ended: JobState | None = None
     """The end state that the job reached after its last step; None while it may go on."""
+    _emas: dict[float, tuple[float, ...]] = field(init=False, repr=False, compare=False)
+    """Smoothed train losses by alpha, of this curve or of a longer one that it is the beginning of."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "train_losses", _with_nan(self.train_losses))
@@ -62,6 +64,7 @@ class Curve:
             raise ValueError(f"{self.job_id}: got ended={self.ended}, expected an end state, or None while it runs")
         _check_series(self.job_id, "train", self.train_steps, self.train_losses)
         _check_series(self.job_id, "val", self.val_steps, self.val_losses)
+        object.__setattr__(self, "_emas", {})
 
     @property
     def last_step(self) -> int:
@@ -102,7 +105,7 @@ class Curve:
     def through(self, step: int) -> Curve:
         """The curve as it was after this step, evaluation included. `ended` is dropped if the job went on beyond it."""
         num_train, num_val = bisect_right(self.train_steps, step), bisect_right(self.val_steps, step)
-        return dataclasses.replace(
+        cut = dataclasses.replace(
             self,
             train_steps=self.train_steps[:num_train],
             train_losses=self.train_losses[:num_train],
@@ -111,6 +114,9 @@ class Curve:
             row_losses={s: rows for s, rows in self.row_losses.items() if s <= step},
             ended=self.ended if self.last_step <= step else None,
         )
+        # a prefix is smoothed like the whole, so that judging at every evaluation smooths each loss once
+        object.__setattr__(cut, "_emas", self._emas)
+        return cut
 
     def prefixes(self) -> Iterator[Curve]:
         """The curve as it was at each of its evaluations, in order."""
@@ -118,7 +124,10 @@ class Curve:
 
     def ema(self, alpha: float) -> tuple[float, ...]:
         """The smoothed train loss, one value per train step; see `smoothed`."""
-        return smoothed(self.train_losses, alpha)
+        known = self._emas.get(alpha, ())
+        if len(known) < len(self.train_losses):
+            known = self._emas[alpha] = smoothed(self.train_losses, alpha)
+        return known[: len(self.train_losses)]
 
     def ema_at_evaluations(self, alpha: float) -> tuple[float, ...]:
         """The smoothed train loss at each evaluation step, that step included; NaN before the first train step."""

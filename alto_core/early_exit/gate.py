@@ -17,9 +17,15 @@ from alto_core.early_exit.detectors import make_verdict
 Judge = Callable[[Curve], Verdict | None]
 Choose = Callable[[Sequence[Curve]], Mapping[str, str]]
 """From the ranked curves, best first, to the reason (`top`, `tie`, `stratum`) of each job id that goes on."""
+Reasoned = tuple[str, Mapping[str, float]]
+"""A sentence with the numbers in it, and the numbers by name."""
+WhyNot = Callable[[Sequence[Curve], int, Mapping[str, str]], Reasoned]
+"""From the ranked curves, the index of one that does not go on, and what `Choose` gave, to why it does not."""
 
 
-def hold_gate(curves: Sequence[Curve], fraction: float, judge: Judge, choose: Choose) -> GateDecision:
+def hold_gate(
+    curves: Sequence[Curve], fraction: float, judge: Judge, choose: Choose, why_not: WhyNot | None = None
+) -> GateDecision:
     """Decide who goes on. Only what was measured up to the gate counts, so a later replay decides the same.
 
     Ranked are the jobs that reached the gate with budget left, finite losses and no verdict on the way, by their last
@@ -31,6 +37,7 @@ def hold_gate(curves: Sequence[Curve], fraction: float, judge: Judge, choose: Ch
         fraction: where the gate stands, as a share of each job's own budget, in (0, 1].
         judge: the preset's verdict on one curve.
         choose: the preset's choice among the ranked curves.
+        why_not: the preset's words for a job that does not go on; None where the last of the top is what it missed.
 
     Raises:
         ValueError: two curves of one job.
@@ -54,9 +61,11 @@ def hold_gate(curves: Sequence[Curve], fraction: float, judge: Judge, choose: Ch
     ranked.sort(key=_order)
     kept = choose(ranked) if ranked else {}
     entries = [_ranked(curve, i + 1, kept.get(curve.job_id)) for i, curve in enumerate(ranked)]
-    verdicts += [
-        _underperforming(ranked, i, fraction, kept) for i, curve in enumerate(ranked) if curve.job_id not in kept
-    ]
+    for i, curve in enumerate(ranked):
+        if curve.job_id not in kept:
+            reason, numbers = (why_not or _missed_the_top)(ranked, i, kept)
+            reason = f"gate at {100 * fraction:g} % of the budget: {reason}"
+            verdicts.append(make_verdict(curve, JobState.UNDERPERFORMING, reason, {**numbers, "fraction": fraction}))
     return GateDecision(entries=(*entries, *listed), verdicts=tuple(sorted(verdicts, key=lambda v: v.job_id)))
 
 
@@ -112,7 +121,7 @@ def _listed(curve: Curve, verdict: Verdict | None) -> GateEntry:
     )
 
 
-def _underperforming(ranked: Sequence[Curve], index: int, fraction: float, kept: Mapping[str, str]) -> Verdict:
+def _missed_the_top(ranked: Sequence[Curve], index: int, kept: Mapping[str, str]) -> Reasoned:
     curve = ranked[index]
     num_top = sum(reason == "top" for reason in kept.values())
     last_top = ranked[num_top - 1]
@@ -120,11 +129,10 @@ def _underperforming(ranked: Sequence[Curve], index: int, fraction: float, kept:
     pair = validation_difference(curve, curve.val_steps[-1], last_top, last_top.val_steps[-1])
     error = f", paired standard error {pair.standard_error:.4f}" if math.isfinite(pair.standard_error) else ""
     reason = (
-        f"validation loss {curve.last_val:.4f} ranks {index + 1} of {len(ranked)} at {100 * fraction:g} % of the "
-        f"budget; the best {num_top} go on, the last of them with {last_top.last_val:.4f} "
-        f"(difference {pair.difference:.4f}{error})"
+        f"validation loss {curve.last_val:.4f} ranks {index + 1} of {len(ranked)}; the best {num_top} go on, the last "
+        f"of them with {last_top.last_val:.4f} (difference {pair.difference:.4f}{error})"
     )
-    evidence = {
+    return reason, {
         "val_loss": curve.last_val,
         "gate_rank": index + 1,
         "num_ranked": len(ranked),
@@ -132,6 +140,4 @@ def _underperforming(ranked: Sequence[Curve], index: int, fraction: float, kept:
         "last_top_val_loss": last_top.last_val,
         "difference": pair.difference,
         "standard_error": pair.standard_error,
-        "fraction": fraction,
     }
-    return make_verdict(curve, JobState.UNDERPERFORMING, reason, evidence)

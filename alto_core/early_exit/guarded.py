@@ -72,9 +72,8 @@ class GuardedPolicy:
     rules: GuardedRules = GuardedRules()
     name: ClassVar[str] = "guarded"
 
-    @property
-    def rung_fractions(self) -> tuple[float, ...]:
-        return (self.rules.rung_fraction,) if self.rules.rung_fraction < 1 else ()
+    def rungs(self, warmup_fraction: float) -> tuple[float, ...]:
+        return (self.rules.rung_fraction,) if warmup_fraction < self.rules.rung_fraction < 1 else ()
 
     def judge(self, curve: Curve) -> Verdict | None:
         return not_finite(curve) or self._diverging(curve) or self._overfitting(curve)
@@ -92,7 +91,7 @@ class GuardedPolicy:
 
     def _is_rung(self, curves: Sequence[Curve], fraction: float) -> bool:
         after_warmup = any(curve.step_at(fraction) > curve.warmup_steps for curve in curves)
-        return after_warmup and any(math.isclose(fraction, rung) for rung in self.rung_fractions)
+        return after_warmup and math.isclose(fraction, self.rules.rung_fraction)
 
     def _diverging(self, curve: Curve) -> Verdict | None:
         rules, ema = self.rules, curve.ema_at_evaluations(self.rules.alpha)

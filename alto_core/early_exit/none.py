@@ -24,7 +24,9 @@ class NonePolicy:
 
     rules: NoRules = NoRules()
     name: ClassVar[str] = "none"
-    rung_fractions: ClassVar[tuple[float, ...]] = ()
+
+    def rungs(self, warmup_fraction: float) -> tuple[float, ...]:
+        return ()
 
     def judge(self, curve: Curve) -> Verdict | None:
         return not_finite(curve)

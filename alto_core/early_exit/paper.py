@@ -46,7 +46,9 @@ class PaperPolicy:
 
     rules: PaperRules = PaperRules()
     name: ClassVar[str] = "paper"
-    rung_fractions: ClassVar[tuple[float, ...]] = ()
+
+    def rungs(self, warmup_fraction: float) -> tuple[float, ...]:
+        return ()
 
     def judge(self, curve: Curve) -> Verdict | None:
         return not_finite(curve) or self._diverging(curve) or self._overfitting(curve)

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from alto_core.domain import GateDecision, Verdict
+from alto_core.early_exit.asha import AshaPolicy, AshaRules
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.guarded import GuardedPolicy, GuardedRules
+from alto_core.early_exit.median import MedianPolicy, MedianRules
 from alto_core.early_exit.none import NonePolicy, NoRules
 from alto_core.early_exit.paper import PaperPolicy, PaperRules
+from alto_core.early_exit.successive_halving import HalvingRules, SuccessiveHalvingPolicy
 from alto_core.errors import TaskFileError
 
 
@@ -21,9 +24,8 @@ class Policy(Protocol):
         """The preset's name in task files."""
         ...
 
-    @property
-    def rung_fractions(self) -> tuple[float, ...]:
-        """Further gates, rising, as shares of a job's own budget. Those not after the warmup gate are skipped."""
+    def rungs(self, warmup_fraction: float) -> tuple[float, ...]:
+        """The gates after the warmup gate, rising, as shares of a job's own budget below 1."""
         ...
 
     def judge(self, curve: Curve) -> Verdict | None:
@@ -38,8 +40,11 @@ class Policy(Protocol):
         ...
 
 
+PRESETS = ("guarded", "paper", "asha", "successive_halving", "median", "none")
+
+
 def make_policy(preset: str, overrides: Mapping[str, float]) -> Policy:
-    """The policy of a preset (`guarded`, `paper`, `none`) with some of its constants changed.
+    """The policy of a preset (one of `PRESETS`) with some of its constants changed.
 
     Raises:
         TaskFileError: an unknown preset, an unknown constant, or a value out of its range.
@@ -49,6 +54,12 @@ def make_policy(preset: str, overrides: Mapping[str, float]) -> Policy:
             return GuardedPolicy(GuardedRules.with_overrides(overrides))
         case "paper":
             return PaperPolicy(PaperRules.with_overrides(overrides))
+        case "asha":
+            return AshaPolicy(AshaRules.with_overrides(overrides))
+        case "successive_halving":
+            return SuccessiveHalvingPolicy(HalvingRules.with_overrides(overrides))
+        case "median":
+            return MedianPolicy(MedianRules.with_overrides(overrides))
         case "none":
             return NonePolicy(NoRules.with_overrides(overrides))
-    raise TaskFileError("early_exit.preset", got=repr(preset), expected="one of guarded, paper, none")
+    raise TaskFileError("early_exit.preset", got=repr(preset), expected=f"one of {', '.join(PRESETS)}")

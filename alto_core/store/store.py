@@ -223,6 +223,21 @@ class Store:
                 set_known(row, {k: v for k, v in vars(update).items() if k != "job_id"})
                 session.add(row)
 
+    def reopen_job(self, task_id: str, job_id: str) -> None:
+        """Let a job that a policy ended run again.
+
+        Raises:
+            StoreError: there is no such task or job, or it did not end early.
+        """
+        with self._database.writing() as session:
+            row = job_row(session, task_id, job_id)
+            if row.state not in (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING):
+                raise StoreError(
+                    f"job {job_id} of task {task_id}: got a {row.state} job to run again, expected one that ended early"
+                )
+            row.state, row.reason = JobState.RUNNING, ""
+            session.add(row)
+
     def append_events(self, task_id: str, events: Sequence[EventDraft]) -> None:
         """Add to the log of a task.
 

@@ -53,6 +53,7 @@ def outcome_object(view: TaskView, settings: Settings) -> dict[str, Any]:
         "samples_saved_share": samples.saved_share,
         "seconds": result.seconds,
         "tracking_share": result.tracking_share,
+        "evaluation_share": result.evaluation_share,
         "peak_bytes": result.peak_bytes,
         "adapter_folder": result.adapter_folder,
         "registered": result.to_dict()["registered"],
@@ -134,6 +135,8 @@ def _facts(view: TaskView, settings: Settings) -> list[tuple[str, str]]:
     facts.append(
         ("wall time", wording.duration(result.seconds if result.seconds is not None else view.elapsed_seconds))
     )
+    if result.evaluation_share is not None:
+        facts.append(("spent on evaluation", f"{wording.share(result.evaluation_share)} of the time of training steps"))
     if result.tracking_share is not None:
         facts.append(("spent on tracking", wording.share(result.tracking_share, digits=1)))
     if result.peak_bytes:

@@ -33,6 +33,8 @@ def run_validate(file: Path, *, as_json: bool) -> None:
         console.print(Text.assemble((f"{file}: ", ""), ("ready to tune", "bold green")), soft_wrap=True)
         for name, value in _facts(plan):
             console.print(Text.assemble((f"  {name:<16}", "dim"), value), soft_wrap=True)
+        if plan.interval_note:
+            console.print(Text.assemble(("  note            ", "yellow"), plan.interval_note), soft_wrap=True)
         console.print()
         console.print(plan.data.report.as_text(), markup=False, soft_wrap=True)
         console.print()
@@ -51,6 +53,7 @@ def plan_object(plan: TaskPlan) -> dict:
         "steps_min": min(budget.total_steps for budget in budgets),
         "steps_max": max(budget.total_steps for budget in budgets),
         "evaluations_max": max(len(budget.eval_steps) for budget in budgets),
+        "evaluation_share": plan.evaluation_share,
         "num_samples": plan.num_samples,
         "num_tokens": plan.num_tokens,
         "target_modules": dict(plan.module_counts),
@@ -68,7 +71,8 @@ def _facts(plan: TaskPlan) -> list[tuple[str, str]]:
         ("steps", f"{low} a job" if low == high else f"{low} to {high} a job"),
         (
             "evaluations",
-            f"up to {content['evaluations_max']} a job, on {len(plan.data.validation.rows)} validation rows",
+            f"up to {content['evaluations_max']} a job, on {len(plan.data.validation.rows)} validation rows: "
+            f"{wording.share(plan.evaluation_share)} of the training's cost",
         ),
         (
             "training",

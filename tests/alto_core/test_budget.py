@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alto_core.budget import job_budget, num_samples, rows_of_step, steps_per_epoch
+from alto_core.budget import evaluation_share, job_budget, num_samples, rows_of_step, steps_per_epoch
 from alto_core.config import BudgetSection
 from alto_core.domain import LoraJob
 
@@ -64,3 +64,12 @@ def test_order_differs_between_epochs_and_seeds_and_not_between_calls() -> None:
 
     assert epoch(1, 0) == epoch(1, 0)
     assert len({epoch(1, 0), epoch(2, 0), epoch(1, 1)}) == 3
+
+
+def test_the_cost_of_evaluations_by_hand() -> None:
+    """Two jobs of 100 evaluations on 50 tokens each, 3 epochs of 1000 trained tokens each, which count twice."""
+    jobs = [make_job(2), make_job(1)]
+    section = BudgetSection(epochs=3, eval_interval_fraction=0.01)
+    budgets = {job.job_id: job_budget(job, section, 200) for job in jobs}
+    share = evaluation_share(jobs, budgets, num_train_rows=200, train_tokens=1000, validation_tokens=50)
+    assert share == pytest.approx(2 * 100 * 50 / (2 * 2 * 3 * 1000))

@@ -193,6 +193,25 @@ def test_a_finished_task_is_not_reset(store: Store) -> None:
         store.reset_task("demo-1")
 
 
+@pytest.mark.parametrize("end", [JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING])
+def test_a_job_that_a_policy_ended_may_run_again(store: Store, end: JobState) -> None:
+    add_task(store)
+    (job,) = store.jobs("demo-1")
+    store.update_jobs("demo-1", [JobUpdate(job_id=job.job_id, state=end, reason="why", step=7)])
+    store.reopen_job("demo-1", job.job_id)
+    (job,) = store.jobs("demo-1")
+    assert (job.state, job.reason, job.step) == (JobState.RUNNING, "", 7)
+
+
+@pytest.mark.parametrize("state", [JobState.WAITING, JobState.FINISHED, JobState.FAILED, JobState.CANCELLED])
+def test_no_other_job_may_run_again(store: Store, state: JobState) -> None:
+    add_task(store)
+    (job,) = store.jobs("demo-1")
+    store.update_jobs("demo-1", [JobUpdate(job_id=job.job_id, state=state)])
+    with pytest.raises(StoreError, match=f"got a {state.value} job to run again"):
+        store.reopen_job("demo-1", job.job_id)
+
+
 def test_an_unknown_task_is_refused_with_the_nearest_names(store: Store) -> None:
     with pytest.raises(StoreError, match="There is no task yet"):
         store.task("demo-1")

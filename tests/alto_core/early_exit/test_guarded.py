@@ -218,7 +218,8 @@ def test_ties_are_bounded_where_few_rows_tie_everybody(make_curve):
 
 
 def test_the_second_gate_keeps_half_and_protects_no_learning_rate(make_curve):
-    assert POLICY.rung_fractions == (0.2,)
+    assert POLICY.rungs(0.05) == (0.2,)
+    assert POLICY.rungs(0.2) == ()
     curves = jobs(make_curve, [1.0, 1.1, 1.2]) + [
         make_curve([3.0 + i] * 20, train=9.0, job_id=f"x{i}", learning_rate=0.1) for i in range(3)
     ]
@@ -240,7 +241,7 @@ def test_a_warmup_gate_at_the_place_of_the_second_is_the_first(make_curve):
 
 
 def test_a_second_gate_at_the_end_is_none():
-    assert GuardedPolicy(GuardedRules(rung_fraction=1.0)).rung_fractions == ()
+    assert GuardedPolicy(GuardedRules(rung_fraction=1.0)).rungs(0.05) == ()
 
 
 def test_a_late_overtaker_of_another_learning_rate_survives(make_curve):

@@ -21,4 +21,4 @@ def test_the_gate_ranks_and_keeps_everybody_who_is_finite(make_curve):
     decision = NonePolicy().gate(curves, 0.05)
     assert decision.survivors == ("job3", "job2", "job1", "job0")
     assert [verdict.job_id for verdict in decision.verdicts] == ["nan"]
-    assert NonePolicy().rung_fractions == ()
+    assert NonePolicy().rungs(0.05) == ()

@@ -17,7 +17,7 @@ def test_constants_are_the_papers():
     assert (rules.w, rules.p_div, rules.p_ovf) == (2, 2, 2)
     assert (rules.tau_slope, rules.tau_gap, rules.select_ratio) == (0.001, 0.1, 0.25)
     assert rules.alpha == 0.1
-    assert PaperPolicy().rung_fractions == ()
+    assert PaperPolicy().rungs(0.05) == ()
 
 
 def test_diverging_needs_both_losses_to_rise_twice_in_a_row(make_curve):
@@ -98,7 +98,7 @@ def test_the_gate_keeps_the_top_quarter_rounded_up(make_curve):
     verdict = decision.verdicts[-1]
     assert (verdict.job_id, verdict.state, verdict.step) == ("job8", JobState.UNDERPERFORMING, 5)
     assert verdict.evidence["difference"] == pytest.approx(0.6)
-    assert "ranks 9 of 9 at 5 % of the budget" in verdict.reason
+    assert "gate at 5 % of the budget: validation loss 1.8000 ranks 9 of 9" in verdict.reason
 
 
 def test_losses_that_are_no_numbers_never_rank(make_curve):

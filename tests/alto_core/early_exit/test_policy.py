@@ -9,13 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from alto_core.early_exit import GuardedRules, PaperRules, make_policy
+from alto_core.early_exit import (
+    PRESETS,
+    AshaRules,
+    GuardedRules,
+    HalvingRules,
+    MedianRules,
+    PaperRules,
+    make_policy,
+)
 from alto_core.errors import TaskFileError
 
 DOCS = Path(__file__).parents[3] / "docs" / "early-exit.md"
 
 
-@pytest.mark.parametrize("preset", ["guarded", "paper", "none"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_presets_go_by_their_names(preset):
     assert make_policy(preset, {}).name == preset
 
@@ -23,7 +31,7 @@ def test_presets_go_by_their_names(preset):
 def test_overrides_change_their_constant_alone():
     policy = make_policy("paper", {"select_ratio": 0.5, "p_div": 3})
     assert policy.rules == PaperRules(select_ratio=0.5, p_div=3)
-    assert make_policy("guarded", {"rung_fraction": 0.4}).rung_fractions == (0.4,)
+    assert make_policy("guarded", {"rung_fraction": 0.4}).rungs(0.05) == (0.4,)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +59,17 @@ def test_wrong_overrides_are_refused_by_name(preset, name, value, expected):
 
 
 def test_an_unknown_preset_is_refused():
-    with pytest.raises(TaskFileError, match="one of guarded, paper, none"):
-        make_policy("asha", {})
+    with pytest.raises(TaskFileError, match=r"one of guarded, paper, asha, .*none"):
+        make_policy("hyperband", {})
+
+
+@pytest.mark.parametrize(
+    ("preset", "rules"), [("successive_halving", HalvingRules()), ("asha", AshaRules()), ("median", MedianRules())]
+)
+def test_every_constant_of_the_comparisons_stands_in_the_docs_with_its_default(preset, rules):
+    rows = re.findall(r"^\| ([^|]+) \| `(\w+)` \| [^|]+ \| ([\d.]+) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    documented = {name: float(value) for presets, name, value in rows if f"`{preset}`" in presets}
+    assert documented == dataclasses.asdict(rules)
 
 
 @pytest.mark.parametrize("rules", [PaperRules(), GuardedRules()])

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alto_core.domain import JobState, RowLosses
-from alto_core.early_exit import Curve, first_verdict, make_policy
+from alto_core.early_exit import PRESETS, Curve, first_verdict, make_policy
 
-POLICIES = [make_policy(name, {}) for name in ("paper", "guarded", "none")]
+POLICIES = [make_policy(name, {}) for name in PRESETS]
 FRACTIONS = [0.1, 0.2]
 NUM_ROWS = 3
 

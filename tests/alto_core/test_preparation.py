@@ -1,0 +1,35 @@
+"""A plan keeps the cost of its evaluations within the task's bound, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from alto_core.config import TuningTask
+from alto_core.preparation import create_task, plan_task
+from alto_core.settings import Settings
+from alto_core.store import Store
+
+
+def test_evaluations_that_would_cost_too_much_come_less_often(
+    tiny_task: Callable[..., TuningTask], settings: Settings
+) -> None:
+    budget = {"steps": 40, "eval_interval_fraction": 0.025, "max_eval_share": 0.25}
+    asked = tiny_task(budget=budget)
+    plan = plan_task(asked)
+    assert plan.wanted_evaluation_share == pytest.approx(40 * 8 / (2 * 40 * 4), rel=0.1)
+    assert plan.evaluation_share <= 0.3
+    assert plan.task.budget.eval_interval_fraction == pytest.approx(0.1, rel=0.1)
+    assert "budget.max_eval_share" in plan.interval_note
+    create_task(plan, "tiny-1", settings)
+    store = Store(settings)
+    assert store.task("tiny-1").task.budget == plan.task.budget, "every stage sees the longer interval"
+    assert [e.text for e in store.events("tiny-1") if e.kind == "warning"] == [plan.interval_note]
+
+
+def test_evaluations_within_the_bound_stay_as_asked(tiny_task: Callable[..., TuningTask]) -> None:
+    asked = tiny_task(budget={"steps": 40, "eval_interval_fraction": 0.1})
+    plan = plan_task(asked)
+    assert plan.task == asked
+    assert plan.interval_note == ""
