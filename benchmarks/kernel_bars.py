@@ -1,4 +1,4 @@
-"""Takes the kernel benchmarks' rows and bars from a GPU machine's output folder into results/."""
+"""Takes a GPU benchmark's rows and bars from the machine's output folder into results/."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ TARGETS = {
     "kernels.model_1b_zipf": "<= 1.15",
     "kernels.model_8b_16": "<= 1.10",
     "kernels.adamw_bandwidth_share": ">= 0.6",
+    "evaluate.batched_over_single": ">= 8",
 }
 
 
@@ -37,7 +38,7 @@ def merge(folder: Path, name: str) -> None:
             unit="ratio",
             gpu=measured["gpu"],
             versions=measured["versions"],
-            command=f"python benchmarks/bench_{name}.py --out FOLDER",
+            command=measured.get("command") or f"python benchmarks/bench_{name}.py --out FOLDER",
         )
 
 

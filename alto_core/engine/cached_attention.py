@@ -161,5 +161,7 @@ def cached_attention(
     else:
         scale = width**-0.5 if scaling is None else scaling
         scores_NKGL = torch.tanh(query_NKGD @ keys_NKLD.transpose(-1, -2) * scale / softcap) * softcap
-        out_NKGD = functional.softmax(scores_NKGL + mask_N11L, dim=-1, dtype=torch.float32).to(query.dtype) @ values_NKLD
+        out_NKGD = (
+            functional.softmax(scores_NKGL + mask_N11L, dim=-1, dtype=torch.float32).to(query.dtype) @ values_NKLD
+        )
     return out_NKGD.reshape(1, num_rows, -1, width), None

@@ -56,8 +56,7 @@ def test_answers_of_many_adapters_in_one_batch_equal_each_alone(tiny: Any, famil
         names = [None, jobs[0].job_id, jobs[1].job_id]
         asked = [(name, prompt) for prompt in prompts for name in names]
         answers = [
-            engine.generate(asked, max_new_tokens=6, stop_token_ids=(), max_rows=max_rows)
-            for max_rows in (100, 5)
+            engine.generate(asked, max_new_tokens=6, stop_token_ids=(), max_rows=max_rows) for max_rows in (100, 5)
         ]
     assert answers[0] == answers[1]
     models = {None: tiny.plain_model(family)}
