@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from alto_core.data.rows import SplitData
-from alto_core.domain import JobState, Score
+from alto_core.domain import AnswerSample, Comparison, JobState, Score
+from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError
-from alto_core.evaluation import score_adapters
+from alto_core.evaluation import (
+    SplitResult,
+    evaluate_adapters,
+    generate_answers,
+    loss_difference,
+    score_difference,
+    write_answers,
+)
 from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
 
 CANDIDATE_STATES = (JobState.FINISHED, JobState.OVERFITTING)
 """A job that trained to its end, or had to be stopped past its best: its best adapter is a result."""
+NUM_SAMPLES = 6
 
 
 def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[Score, ...]]:
-    """Score the candidates, pick the winner, score it and the untuned model on the test rows.
+    """Evaluate the candidates, pick the winner, evaluate it and the untuned model on the test rows.
 
     Returns:
         The winner's job id, and all scores: the candidates' on `validation`, then winner and untuned model on `test`.
@@ -33,11 +43,15 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
             "the curves in the report."
         )
     data = workspace.data
-    scores = _score(workspace, data.validation, candidates, num_slots)
-    winner = pick_winner(scores, workspace.task.evaluation.choose_by)
+    group_size = max(num_slots, 2)
+    results: list[SplitResult] = []
+    for start in range(0, len(candidates), group_size):
+        results += _evaluate(workspace, data.validation, candidates[start : start + group_size])
+    winner = pick_winner([result.score() for result in results], workspace.task.evaluation.choose_by)
     if data.test is not None:
-        scores += _score(workspace, data.test, [winner, None], num_slots)
-    _record(workspace, winner, scores)
+        results += _evaluate(workspace, data.test, [winner, None])
+    scores = tuple(result.score() for result in results)
+    _record(workspace, winner, results, scores, _samples(workspace, winner, results))
     return winner, scores
 
 
@@ -53,6 +67,24 @@ def pick_winner(scores: Sequence[Score], choose_by: str) -> str:
     return winner
 
 
+def compare_with_others(winner: str, results: Sequence[SplitResult]) -> tuple[Comparison, ...]:
+    """The winner against everybody else of the same split, by loss and by the metric where there is one."""
+    comparisons = []
+    own = {result.split: result for result in results if result.job_id == winner}
+    for other in results:
+        if other.job_id == winner:
+            continue
+        mine = own[other.split]
+        differences = {"loss": loss_difference(mine.losses, other.losses)}
+        if mine.metric is not None:
+            differences[mine.metric] = score_difference(mine.row_scores, other.row_scores)
+        comparisons += [
+            Comparison(job_id=winner, other_id=other.job_id, split=other.split, quantity=quantity, difference=value)
+            for quantity, value in differences.items()
+        ]
+    return tuple(comparisons)
+
+
 def describe_score(score: Score) -> str:
     """One line for people."""
     whose = score.job_id or "untuned model"
@@ -60,37 +92,86 @@ def describe_score(score: Score) -> str:
     return f"{whose} on {score.split}: loss {score.loss:.4f}{metric}"
 
 
-def _score(workspace: Workspace, split: SplitData, job_ids: Sequence[str | None], num_slots: int) -> tuple[Score, ...]:
-    """Score in groups of as many adapters as there are slots; the untuned model needs none."""
-    scores: list[Score] = []
-    group_size = max(num_slots, 2)
-    for start in range(0, len(job_ids), group_size):
-        group = job_ids[start : start + group_size]
-        adapters = [job_id for job_id in group if job_id is not None]
-        with workspace.engine(adapters, num_slots=len(adapters)) as engine:
-            for job_id in adapters:
-                engine.load_adapter(workspace.jobs[job_id], workspace.job_folder(job_id) / "adapter")
-            scores += score_adapters(
-                engine,
-                workspace.data,
-                split,
-                group,
-                metric=workspace.task.evaluation.metric,
-                max_new_tokens=workspace.task.evaluation.max_new_tokens,
-                decode=workspace.decode,
+def _evaluate(workspace: Workspace, split: SplitData, job_ids: Sequence[str | None]) -> tuple[SplitResult, ...]:
+    with _engine_with(workspace, job_ids) as engine:
+        return evaluate_adapters(
+            engine,
+            workspace.data,
+            split,
+            job_ids,
+            evaluation=workspace.task.evaluation,
+            codec=workspace.codec,
+        )
+
+
+@contextmanager
+def _engine_with(workspace: Workspace, job_ids: Sequence[str | None]) -> Iterator[Engine]:
+    """An engine that holds the best adapter of each job; the untuned model needs no slot."""
+    adapters = [job_id for job_id in job_ids if job_id is not None]
+    with workspace.engine(adapters, num_slots=len(adapters)) as engine:
+        for job_id in adapters:
+            engine.load_adapter(workspace.jobs[job_id], workspace.job_folder(job_id) / "adapter")
+        yield engine
+
+
+def _samples(workspace: Workspace, winner: str, results: Sequence[SplitResult]) -> tuple[AnswerSample, ...]:
+    """Answers to the first prompts of the last split; generated here where the metric asked for none."""
+    data = workspace.data
+    split = data.test or data.validation
+    rows = split.generation_rows[:NUM_SAMPLES]
+    if not rows:
+        return ()
+    known = {result.job_id: result.answers for result in results if result.split == split.name}
+    if not (known.get(winner) and known.get(None)):
+        evaluation = workspace.task.evaluation
+        with _engine_with(workspace, [winner]) as engine:
+            ours, untuned = generate_answers(
+                engine, data, split, [winner, None], evaluation=evaluation, codec=workspace.codec, num_rows=len(rows)
             )
-    return tuple(scores)
+        known = {winner: ours, None: untuned}
+    return tuple(
+        AnswerSample(
+            split=split.name,
+            prompt=workspace.codec.decode(row.prompt_ids),
+            reference=row.reference,
+            winner=known[winner][i],
+            untuned=known[None][i],
+        )
+        for i, row in enumerate(rows)
+    )
 
 
-def _record(workspace: Workspace, winner: str, scores: tuple[Score, ...]) -> None:
+def _record(
+    workspace: Workspace,
+    winner: str,
+    results: Sequence[SplitResult],
+    scores: tuple[Score, ...],
+    samples: tuple[AnswerSample, ...],
+) -> None:
+    data = workspace.data
     with workspace.tracked() as runs:
         runs.log_scores(scores)
-    workspace.update_result(winner=winner, scores=scores)
-    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
-    workspace.store.append_events(
-        workspace.task_id,
-        [
-            EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
-            for score in scores
-        ],
+        for split in (data.validation, data.test):
+            of_split = [result for result in results if split and result.split == split.name and result.answers]
+            if split and of_split:
+                file = workspace.folder / "answers" / f"{split.name}.parquet"
+                write_answers(of_split, split, file)
+                runs.log_artifact(file, "answers")
+    workspace.update_result(
+        winner=winner, scores=scores, comparisons=compare_with_others(winner, results), samples=samples
     )
+    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
+    events = [
+        EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
+        for score in scores
+    ]
+    workspace.store.append_events(workspace.task_id, [*events, *_warnings(winner, results)])
+
+
+def _warnings(winner: str, results: Sequence[SplitResult]) -> list[EventDraft]:
+    """An adapter that changes nothing scores what the untuned model scores, to the last digit."""
+    losses = {result.job_id: result.losses for result in results if result.split == "test"}
+    if winner in losses and losses[winner] == losses.get(None):
+        text = f"{winner} changes nothing: every test row has the loss that it has with the untuned model"
+        return [EventDraft(kind="warning", job_id=winner, text=text)]
+    return []

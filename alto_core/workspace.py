@@ -6,7 +6,7 @@ Stages exchange ids and paths; each opens the workspace anew, so a stage can run
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +23,7 @@ from alto_core.domain import JobBudget, JobState, LoraJob, Stage
 from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
+from alto_core.evaluation import TextCodec
 from alto_core.executor import JobRun
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
@@ -67,10 +68,13 @@ class Workspace:
         return make_policy(self.task.early_exit.preset, self.task.early_exit.overrides)
 
     @cached_property
-    def decode(self) -> Callable[[Sequence[int]], str]:
-        """Token ids to text, special tokens left out."""
+    def codec(self) -> TextCodec:
+        """The model's tokenizer, as evaluation uses it."""
         tokenizer = load_model_tokenizer(self.task.model).tokenizer
-        return lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True))
+        return TextCodec(
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
+        )
 
     @property
     def folder(self) -> Path:
@@ -144,12 +148,11 @@ class Workspace:
             runs.release()
             self.store.append_events(self.task_id, [tracking_event(runs)])
 
-    @contextmanager
-    def engine(self, job_ids: Sequence[str], *, num_slots: int) -> Iterator[Engine]:
-        """Slots for so many of these jobs at once over the task's backbone."""
+    def engine(self, job_ids: Sequence[str], *, num_slots: int) -> Engine:
+        """Slots for so many of these jobs at once over the task's backbone. To be closed by the caller."""
         jobs = [self.jobs[job_id] for job_id in job_ids]
         largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
-        engine = Engine(
+        return Engine(
             load_backbone(self.task.model, self.device),
             target_modules=sorted({name for job in jobs for name in job.target_modules}),
             num_slots=num_slots,
@@ -157,10 +160,6 @@ class Workspace:
             max_lora_rank=largest[0],
             max_row_tokens=max(len(row.token_ids) for row in (*self.data.train.rows, *self.data.validation.rows)),
         )
-        try:
-            yield engine
-        finally:
-            engine.close()
 
     def begin(self, stage: Stage) -> None:
         """Show the task in this stage."""
