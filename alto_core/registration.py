@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alto_core import wording
+from alto_core.data.rows import SplitData, data_digest
 from alto_core.engine.model_files import declared_name
 from alto_core.report import build_report
 from alto_core.result import RegisteredVersion
 from alto_core.store import EventDraft
+from alto_core.tracking import ServingFacts, fingerprint
 from alto_core.workspace import Workspace
 
 
@@ -18,12 +21,14 @@ def register_winner(workspace: Workspace, winner: str) -> RegisteredVersion:
         TrackingError: the registry refused it, or what was written could not be read back.
     """
     adapter_folder = workspace.job_folder(winner) / "adapter"
+    facts = serving_facts(workspace)
     with workspace.tracked() as runs:
         version = runs.register(
             name=workspace.task.registered_model,
             job_id=winner,
             adapter_folder=adapter_folder,
-            tags=_tags(workspace, winner),
+            tags=_tags(workspace, winner, facts),
+            facts=facts,
         )
     registered = RegisteredVersion(name=version.name, version=version.version, aliases=version.aliases)
     workspace.update_result(registered=registered, adapter_folder=str(adapter_folder))
@@ -45,13 +50,48 @@ def publish_report(workspace: Workspace) -> Path:
     return report
 
 
-def _tags(workspace: Workspace, winner: str) -> dict[str, str]:
+def held_out(workspace: Workspace) -> SplitData:
+    """The rows that adapters of different tasks are compared on: the test rows, or the validation rows without any."""
+    return workspace.data.test or workspace.data.validation
+
+
+def held_out_digest(workspace: Workspace) -> str:
+    """Equal for tasks that hold out the same rows for the same tokenizer, whatever they train on."""
+    data = workspace.data
+    return data_digest(
+        [held_out(workspace)],
+        stop_token_ids=data.stop_token_ids,
+        pad_token_id=data.pad_token_id,
+        max_length=data.max_length,
+    )
+
+
+def serving_facts(workspace: Workspace) -> ServingFacts:
+    """What answering with the task's adapters takes."""
+    model, data = workspace.task.model, workspace.data
+    folder = Path(model.name)
+    prompts = held_out(workspace).generation_rows
+    return ServingFacts(
+        base_model=declared_name(model),
+        base_revision=model.revision,
+        base_fingerprint=fingerprint(folder) if folder.is_dir() else None,
+        stop_token_ids=data.stop_token_ids,
+        pad_token_id=data.pad_token_id,
+        max_new_tokens=workspace.task.evaluation.max_new_tokens,
+        example_prompt=workspace.codec.spell(prompts[0].prompt_ids) if prompts else "",
+    )
+
+
+def _tags(workspace: Workspace, winner: str, facts: ServingFacts) -> dict[str, str]:
     tags = {
         "alto.task_id": workspace.task_id,
         "alto.job_id": winner,
         "alto.data_digest": workspace.data.digest,
-        "alto.base_model": declared_name(workspace.task.model),
-        "alto.base_revision": workspace.task.model.revision or "",
+        "alto.held_out_digest": held_out_digest(workspace),
+        "alto.base_model": facts.base_model,
+        "alto.base_revision": facts.base_revision or "",
+        "alto.base_fingerprint": facts.base_fingerprint or "",
+        "alto.code_version": wording.alto_version(),
     }
     for score in workspace.result.scores:
         if score.job_id in (winner, None):

@@ -74,6 +74,7 @@ class Workspace:
         return TextCodec(
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
             decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
+            spell=lambda token_ids: str(tokenizer.decode(token_ids)),
         )
 
     @property

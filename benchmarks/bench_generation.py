@@ -1,7 +1,7 @@
 """Answers of many adapters in one running batch, against one adapter at a time at its own best batch size.
 
     python benchmarks/bench_generation.py MODEL GSM8K --out FOLDER    # writes FOLDER/generation.csv and .json
-    python benchmarks/bench_generation.py --record FOLDER             # takes rows and bar into results/
+    python benchmarks/bench_generation.py --record FOLDER             # anywhere: takes rows and bar into results/
 
 MODEL is a Hugging Face folder (SmolLM2), GSM8K one with train.jsonl and test.jsonl (question, answer). The adapters,
 of ranks 8, 16 and 32, are first trained for a few steps, so that answers end as answers do. Then each of them answers

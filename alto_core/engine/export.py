@@ -84,6 +84,35 @@ def read_adapter(active: ActiveJob, slots: AdapterSlots, folder: Path) -> float:
     return float(config["lora_alpha"]) / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
 
 
+def adapter_job(folder: Path, number: int = 0) -> LoraJob:
+    """The job that an adapter folder can be loaded as, for evaluation and generation.
+
+    Args:
+        folder: a PEFT folder.
+        number: tells apart jobs of adapters with equal settings, which would have equal ids.
+
+    Raises:
+        ModelError: the folder is no plain LoRA adapter, or its layers are named by a pattern.
+    """
+    config = _read_config(folder)
+    modules = config.get("target_modules")
+    if not isinstance(config.get("r"), int) or not isinstance(modules, list) or not modules:
+        raise ModelError(
+            f"{folder}: got r={config.get('r')!r} and target_modules={modules!r}, expected a rank and a list of names."
+        )
+    job = LoraJob(
+        learning_rate=0.0,
+        lora_rank=config["r"],
+        lora_alpha=config.get("lora_alpha", 0),
+        use_rslora=bool(config.get("use_rslora")),
+        adapter_batch_size=1,
+        target_modules=tuple(sorted(modules)),
+        seed=number,
+    )
+    _check_config(config, job, folder)
+    return job
+
+
 def _config(job: LoraJob, base_name: str, *, is_conv1d: bool) -> dict[str, Any]:
     alpha = int(job.lora_alpha) if float(job.lora_alpha).is_integer() else job.lora_alpha
     return {

@@ -30,6 +30,8 @@ class TextCodec:
     """Without special tokens."""
     decode: Callable[[Sequence[int]], str]
     """Special tokens left out."""
+    spell: Callable[[Sequence[int]], str]
+    """Special tokens written out, so that encoding gives the same ids again."""
 
 
 @dataclass(frozen=True, kw_only=True)

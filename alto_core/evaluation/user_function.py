@@ -1,4 +1,4 @@
-"""A metric of the user's own: a Python function, named by its import path. It runs only where the task file allows it."""
+"""A metric of the user's own: a Python function by its import path. It runs only where the task file allows it."""
 
 from __future__ import annotations
 

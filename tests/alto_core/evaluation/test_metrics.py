@@ -88,7 +88,7 @@ def test_a_users_function_runs_only_where_the_task_file_allows_it(
     metric = text_metric(allowed("shorter"))
     assert metric is not None
     assert (metric.score("a", "ab"), metric.score("ab", "a")) == (1.0, 0.0)
-    with pytest.raises(TaskFileError, match="got 7 from own_metric:wrong.*a number from 0 to 1"):
+    with pytest.raises(TaskFileError, match=r"got 7 from own_metric:wrong.*a number from 0 to 1"):
         text_metric(allowed("wrong")).score("a", "b")  # type: ignore[union-attr]
     for name, message in (("nothing", "cannot be imported"), ("number", "a int, expected a function")):
         with pytest.raises(TaskFileError, match=message):

@@ -35,6 +35,7 @@ def codec(tiny_model: Path) -> TextCodec:
     return TextCodec(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+        spell=lambda ids: str(tokenizer.decode(ids)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -82,6 +83,16 @@ def embedded(settings: Settings, empty_database: Path) -> Settings:
     settings.home.mkdir(parents=True)
     shutil.copy(empty_database, settings.home / "mlflow.db")
     return settings
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A folder with the files of an exported adapter; their content does not matter here."""
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/tiny", "r": 8}))
+    (folder / "adapter_model.safetensors").write_bytes(b"\1" * 1000)
+    return folder
 
 
 @pytest.fixture
