@@ -19,8 +19,8 @@ from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.export import adapter_job
 from alto_core.errors import StoreError, TrackingError
-from alto_core.evaluation import SplitResult, evaluate_adapters, loss_difference, score_difference
-from alto_core.registration import held_out, held_out_digest
+from alto_core.evaluation import SplitResult, evaluate_adapters, held_out_digest, loss_difference, score_difference
+from alto_core.registration import held_out
 from alto_core.settings import Settings
 from alto_core.tracking import CHALLENGER, CHAMPION, PREVIOUS_TAG, RegisteredAdapter, Registry, Tracker
 from alto_core.workspace import Workspace
@@ -186,7 +186,8 @@ def _judge(
             )
             return Judgement(outcome="other base model", reason=reason)
     workspace = _workspace(challenger, settings)
-    digest, champion_digest = held_out_digest(workspace), champion.tags.get("alto.held_out_digest")
+    digest = held_out_digest(held_out(workspace), workspace.data.stop_token_ids)
+    champion_digest = champion.tags.get("alto.held_out_digest")
     if champion_digest != digest and not accept_other_rows:
         reason = (
             f"its held-out rows are {digest}, the champion's {champion_digest}: the champion may have been trained on "

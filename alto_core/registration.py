@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from alto_core import wording
-from alto_core.data.rows import SplitData, data_digest
+from alto_core.data.rows import SplitData
 from alto_core.engine.model_files import declared_name
+from alto_core.evaluation import held_out_digest
 from alto_core.report import build_report
 from alto_core.result import RegisteredVersion
 from alto_core.store import EventDraft
@@ -55,17 +56,6 @@ def held_out(workspace: Workspace) -> SplitData:
     return workspace.data.test or workspace.data.validation
 
 
-def held_out_digest(workspace: Workspace) -> str:
-    """Equal for tasks that hold out the same rows for the same tokenizer, whatever they train on."""
-    data = workspace.data
-    return data_digest(
-        [held_out(workspace)],
-        stop_token_ids=data.stop_token_ids,
-        pad_token_id=data.pad_token_id,
-        max_length=data.max_length,
-    )
-
-
 def serving_facts(workspace: Workspace) -> ServingFacts:
     """What answering with the task's adapters takes."""
     model, data = workspace.task.model, workspace.data
@@ -87,10 +77,11 @@ def _tags(workspace: Workspace, winner: str, facts: ServingFacts) -> dict[str, s
         "alto.task_id": workspace.task_id,
         "alto.job_id": winner,
         "alto.data_digest": workspace.data.digest,
-        "alto.held_out_digest": held_out_digest(workspace),
+        "alto.held_out_digest": held_out_digest(held_out(workspace), workspace.data.stop_token_ids),
         "alto.base_model": facts.base_model,
         "alto.base_revision": facts.base_revision or "",
         "alto.base_fingerprint": facts.base_fingerprint or "",
+        "alto.check_losses": ",".join(f"{loss:.6f}" for loss in workspace.result.check_losses),
         "alto.code_version": wording.alto_version(),
     }
     for score in workspace.result.scores:

@@ -41,6 +41,8 @@ class TaskResult:
     """Finished jobs on `validation`; the winner and the untuned model (job id None) on `test`."""
     comparisons: tuple[Comparison, ...] = ()
     """Winner against the other candidates on `validation`, against the untuned model on `test`."""
+    check_losses: tuple[float, ...] = ()
+    """Loss sums of the winner on the first held-out rows; an exported copy must give the same."""
     samples: tuple[AnswerSample, ...] = ()
     """A few answers of winner and untuned model, for people to read."""
     gates: tuple[GateRecord, ...] = ()
@@ -76,6 +78,7 @@ class TaskResult:
         fields["comparisons"] = tuple(
             Comparison(**{**c, "difference": Interval(**c["difference"])}) for c in fields.get("comparisons", ())
         )
+        fields["check_losses"] = tuple(fields.get("check_losses", ()))
         fields["samples"] = tuple(AnswerSample(**s) for s in fields.get("samples", ()))
         fields["gates"] = tuple(_gate(g) for g in fields.get("gates", ()))
         if registered := fields.get("registered"):

@@ -23,6 +23,7 @@ from alto_core.workspace import Workspace
 CANDIDATE_STATES = (JobState.FINISHED, JobState.OVERFITTING)
 """A job that trained to its end, or had to be stopped past its best: its best adapter is a result."""
 NUM_SAMPLES = 6
+NUM_CHECK_ROWS = 4
 
 
 def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[Score, ...]]:
@@ -157,8 +158,13 @@ def _record(
                 file = workspace.folder / "answers" / f"{split.name}.parquet"
                 write_answers(of_split, split, file)
                 runs.log_artifact(file, "answers")
+    last = [result for result in results if result.job_id == winner][-1]
     workspace.update_result(
-        winner=winner, scores=scores, comparisons=compare_with_others(winner, results), samples=samples
+        winner=winner,
+        scores=scores,
+        comparisons=compare_with_others(winner, results),
+        check_losses=last.losses.loss_sums[:NUM_CHECK_ROWS],
+        samples=samples,
     )
     workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
     events = [

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,7 +116,7 @@ def tiny_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_task(tiny_model: Path, tiny_rows: Path) -> Callable[..., TuningTask]:
     """Makes a small task; sections given replace the default ones."""
 
@@ -148,3 +151,24 @@ def prefect_server() -> Iterator[None]:
 
     with prefect_test_harness(server_startup_timeout=180):
         yield
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow needs seconds to make its tables; tests copy this file."""
+    from alto_core.tracking import Tracker
+
+    settings = load_settings({"ALTO_HOME": str(tmp_path_factory.mktemp("mlflow"))})
+    Tracker(settings)
+    database = settings.home / "mlflow.db"
+    with closing(sqlite3.connect(database)) as connection:  # into the one file that tests copy
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return database
+
+
+@pytest.fixture
+def embedded(settings: Settings, empty_database: Path) -> Settings:
+    """A workspace whose MLflow database has its tables."""
+    settings.home.mkdir(parents=True, exist_ok=True)
+    shutil.copy(empty_database, settings.home / "mlflow.db")
+    return settings

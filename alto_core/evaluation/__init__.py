@@ -5,6 +5,7 @@ that a task file asks for. `intervals` says how sure a number is, and how sure a
 Which rows are held out is decided by `data`; which score picks the winner, by `selection`.
 """
 
+from alto_core.evaluation.held_out import held_out_digest
 from alto_core.evaluation.intervals import loss_difference, score_difference
 from alto_core.evaluation.metrics import TextMetric, check_metric, text_metric
 from alto_core.evaluation.scoring import SplitResult, TextCodec, evaluate_adapters, generate_answers, write_answers
@@ -16,6 +17,7 @@ __all__ = [
     "check_metric",
     "evaluate_adapters",
     "generate_answers",
+    "held_out_digest",
     "loss_difference",
     "score_difference",
     "text_metric",

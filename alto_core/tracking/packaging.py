@@ -7,6 +7,7 @@ with its revision and fingerprint, never a copy and never a path of the machine 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import tempfile
 import warnings
@@ -61,6 +62,7 @@ def _save(target: Path, loader: Path, facts: ServingFacts) -> None:
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
+    logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # its news would land in the live display
     config = {k: v for k, v in dataclasses.asdict(facts).items() if k != "example_prompt" and v is not None}
     mlflow.pyfunc.save_model(
         str(target),

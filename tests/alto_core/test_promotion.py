@@ -4,82 +4,79 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
 
-from alto_core.config import TuningTask
 from alto_core.domain import RowLosses
 from alto_core.engine.backbone import release_backbone
 from alto_core.errors import StoreError, TrackingError
-from alto_core.evaluation import SplitResult
-from alto_core.preparation import create_task, plan_task
+from alto_core.evaluation import SplitResult, held_out_digest
 from alto_core.promotion import compare, promote, roll_back
-from alto_core.registration import held_out_digest, register_winner
-from alto_core.settings import load_settings
+from alto_core.registration import held_out
+from alto_core.settings import Settings, load_settings
 from alto_core.store import Store
 from alto_core.tracking import Registry, Tracker
 from alto_core.workspace import Workspace
-
-pytestmark = pytest.mark.usefixtures("workspace_home")
 
 Register = Callable[..., int]
 
 
 @pytest.fixture
-def register(tiny_task: Callable[..., TuningTask]) -> Any:
-    """Trains one job of a new task for so many steps and registers it as `model`; returns its version."""
+def register(workspace_home: Path, embedded: Settings, register_tiny: Register) -> Iterator[Register]:
+    """Registers adapters in a workspace of this test alone."""
+    yield register_tiny
+    release_backbone()
 
-    def make(steps: int, **sections: Any) -> int:
-        space = {"learning_rate": 1e-2, "lora_rank": 4, "adapter_batch_size": 8}
-        fields = {"search_space": space, "evaluation": {}, "registry_name": "model", **sections}
-        settings, task = load_settings(), tiny_task(**fields)
-        task_id = Store(settings).new_task_id(task.name)
-        create_task(plan_task(task), task_id, settings)
-        workspace = Workspace.open(task_id)
-        ((job_id, job),) = workspace.jobs.items()
-        rows = workspace.data.train.rows
-        with workspace.engine([job_id], num_slots=1) as engine:
-            engine.admit(job, workspace.budgets[job_id])
-            for step in range(steps):
-                start = step * 8 % (len(rows) - 8)
-                engine.step({job_id: rows[start : start + 8]})
-            engine.export(job_id, workspace.job_folder(job_id) / "adapter", best=False)
-        workspace.update_result(winner=job_id)
-        return register_winner(workspace, job_id).version
 
-    yield make
+@pytest.fixture(scope="module")
+def undecided(home_with: Callable[..., Path]) -> Iterator[Path]:
+    """A workspace with a weak champion and a strong challenger, for tests that leave the aliases where they are."""
+    yield home_with(1, 40)
     release_backbone()
 
 
 @pytest.fixture
-def registry() -> Registry:
+def in_undecided(undecided: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALTO_HOME", str(undecided))
+    monkeypatch.setenv("ALTO_DEVICE", "cpu")
+
+
+def retag(version: int, key: str, value: str) -> str:
+    """Change a tag; returns what it held."""
+    client = mlflow.MlflowClient(load_settings().mlflow_tracking_uri)
+    before = client.get_model_version("model", str(version)).tags[key]
+    client.set_model_version_tag("model", str(version), key, value)
+    return before
+
+
+def the_registry() -> Registry:
     return Tracker(load_settings()).registry
 
 
-def champion(registry: Registry) -> int | None:
-    found = registry.find_if_any("model", "champion")
+def champion() -> int | None:
+    found = the_registry().find_if_any("model", "champion")
     return found and found.version
 
 
-def test_a_better_challenger_serves_and_can_be_rolled_back(register: Register, registry: Registry) -> None:
-    assert (register(1), champion(registry)) == (1, 1), "the first version is champion"
-    assert (register(40), champion(registry)) == (2, 1)
+def test_a_better_challenger_serves_and_can_be_rolled_back(register: Register) -> None:
+    assert (register(1), champion()) == (1, 1), "the first version is champion"
+    assert (register(40), champion()) == (2, 1)
     with pytest.raises(TrackingError, match="got a champion without one before it"):
         roll_back("model", load_settings())
 
     decision = promote("model", load_settings())
     assert decision.judgement.outcome == "better"
-    assert (decision.champion_before, decision.champion, decision.changed, champion(registry)) == (1, 2, True, 2)
+    assert (decision.champion_before, decision.champion, decision.changed, champion()) == (1, 2, True, 2)
     difference = decision.judgement.difference
     assert difference is not None and difference.high < 0, "loss per token, lower is better"
     assert difference.num_rows == 8
-    assert registry.find_if_any("model", "challenger") is None
+    assert the_registry().find_if_any("model", "challenger") is None
 
-    version = registry.find("model", "champion")
+    version = the_registry().find("model", "champion")
     tag = json.loads(version.tags["alto.promotion"])
     assert tag == json.loads(decision.as_json())
     assert tag["judgement"]["held_out_digest"] == version.tags["alto.held_out_digest"]
@@ -90,50 +87,55 @@ def test_a_better_challenger_serves_and_can_be_rolled_back(register: Register, r
     with pytest.raises(TrackingError, match="no version with alias 'challenger'"):
         promote("model", load_settings())
     back = roll_back("model", load_settings())
-    assert (back.champion_before, back.champion, champion(registry)) == (2, 1, 1)
-    assert json.loads(registry.version("model", 1).tags["alto.promotion"])["judgement"]["outcome"] == "rolled back"
+    assert (back.champion_before, back.champion, champion()) == (2, 1, 1)
+    assert (
+        json.loads(the_registry().version("model", 1).tags["alto.promotion"])["judgement"]["outcome"] == "rolled back"
+    )
     with pytest.raises(TrackingError, match="without one before it"):
         roll_back("model", load_settings())
 
+    mlflow.MlflowClient(load_settings().mlflow_tracking_uri).set_model_version_tag(
+        "model", "1", "alto.previous_champion", "7"
+    )
+    with pytest.raises(TrackingError, match="find version 7 of model"):  # deleted meanwhile
+        roll_back("model", load_settings())
+    assert champion() == 1
 
-def test_worse_and_equal_challengers_do_not_serve(register: Register, registry: Registry) -> None:
+
+def test_worse_and_equal_challengers_do_not_serve(register: Register) -> None:
     register(40)
     register(1)
     decision = promote("model", load_settings())
-    assert (decision.judgement.outcome, decision.changed, champion(registry)) == ("worse", False, 1)
-    tag = json.loads(registry.version("model", 2).tags["alto.promotion"])
+    assert (decision.judgement.outcome, decision.changed, champion()) == ("worse", False, 1)
+    tag = json.loads(the_registry().version("model", 2).tags["alto.promotion"])
     assert tag["judgement"]["difference"]["low"] > 0
     register(40)  # the same weights as the champion's
     decision = promote("model", load_settings())
     assert decision.judgement.outcome == "within noise"
     assert decision.judgement.difference is not None
     assert abs(decision.judgement.difference.value) < 1e-6
-    assert champion(registry) == 1
+    assert champion() == 1
 
 
-def test_a_gain_below_the_margin_is_no_gain(register: Register, registry: Registry) -> None:
-    register(1)
-    register(40)
+@pytest.mark.usefixtures("in_undecided")
+def test_a_gain_below_the_margin_is_no_gain() -> None:
     decision = promote("model", load_settings(), margin=100.0)
-    assert (decision.judgement.outcome, champion(registry)) == ("within noise", 1)
+    assert (decision.judgement.outcome, champion()) == ("within noise", 1)
     assert "margin 100" in decision.judgement.reason
-    with pytest.raises(ValueError, match="margin of 0 or more"):
-        promote("model", load_settings(), margin=-0.1)
-    with pytest.raises(ValueError, match="margin of 0 or more"):
-        promote("model", load_settings(), margin=float("nan"))
+    for margin in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="margin of 0 or more"):
+            promote("model", load_settings(), margin=margin)
 
 
-def test_other_held_out_rows_are_compared_only_when_accepted(
-    register: Register, registry: Registry, tiny_rows: Path
-) -> None:
+def test_other_held_out_rows_are_compared_only_when_accepted(register: Register, tiny_rows: Path) -> None:
     register(1)
     data = {"source": str(tiny_rows), "validation": {"rows": 8}, "test": {"rows": 12}}
     register(40, data=data)
     decision = promote("model", load_settings())
-    assert (decision.judgement.outcome, champion(registry)) == ("other rows", 1)
-    assert registry.version("model", 1).tags["alto.held_out_digest"] in decision.judgement.reason
+    assert (decision.judgement.outcome, champion()) == ("other rows", 1)
+    assert the_registry().version("model", 1).tags["alto.held_out_digest"] in decision.judgement.reason
     decision = promote("model", load_settings(), accept_other_rows=True)
-    assert (decision.judgement.outcome, champion(registry)) == ("better", 2)
+    assert (decision.judgement.outcome, champion()) == ("better", 2)
     assert decision.judgement.difference is not None and decision.judgement.difference.num_rows == 12
 
 
@@ -154,39 +156,26 @@ def test_other_training_rows_with_the_same_held_out_ones_compare(
         register(1, data=data)
         digests.append(Workspace.open(Store(load_settings()).tasks()[0].task_id).data.digest)
     assert digests[0] != digests[1]
-    assert promote("model", load_settings()).judgement.outcome in ("worse", "within noise", "better")
+    assert promote("model", load_settings()).judgement.quantity == "loss"
 
 
-def test_without_a_champion_the_challenger_becomes_it(register: Register, registry: Registry) -> None:
+def test_without_a_champion_the_challenger_becomes_it(register: Register) -> None:
     register(40)
     register(1)
     mlflow.MlflowClient(load_settings().mlflow_tracking_uri).delete_model_version("model", "1")
     decision = promote("model", load_settings())
-    assert (decision.judgement.outcome, decision.champion_before, champion(registry)) == ("first", None, 2)
+    assert (decision.judgement.outcome, decision.champion_before, champion()) == ("first", None, 2)
 
 
-def test_an_adapter_of_another_base_model_is_not_promoted(register: Register, registry: Registry) -> None:
-    register(1)
-    register(40)
-    client = mlflow.MlflowClient(load_settings().mlflow_tracking_uri)
-    client.set_model_version_tag("model", "1", "alto.base_fingerprint", "0123456789abcdef")
+@pytest.mark.usefixtures("in_undecided")
+def test_an_adapter_of_another_base_model_is_not_promoted() -> None:
+    before = retag(1, "alto.base_fingerprint", "0123456789abcdef")
     decision = promote("model", load_settings())
-    assert (decision.judgement.outcome, champion(registry)) == ("other base model", 1)
+    assert (decision.judgement.outcome, champion()) == ("other base model", 1)
+    retag(1, "alto.base_fingerprint", before)
 
 
-def test_a_rollback_to_a_deleted_version_is_told(register: Register, registry: Registry) -> None:
-    register(1)
-    register(40)
-    promote("model", load_settings())
-    mlflow.MlflowClient(load_settings().mlflow_tracking_uri).delete_model_version("model", "1")
-    with pytest.raises(TrackingError, match="find version 1 of model"):
-        roll_back("model", load_settings())
-    assert champion(registry) == 2
-
-
-def test_promotions_at_once_leave_one_champion(
-    register: Register, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_promotions_at_once_leave_one_champion(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
     register(1)
     register(40)
     # Both have judged before either moves the alias.
@@ -223,25 +212,24 @@ def test_promotions_at_once_leave_one_champion(
         thread.join()
     assert sorted(text == "better" for text in told) == [False, True]
     assert any("moved meanwhile" in text for text in told)
-    assert champion(registry) == 2
+    assert champion() == 2
 
 
-def test_a_task_from_elsewhere_is_told(register: Register, registry: Registry) -> None:
-    register(1)
-    register(40)
-    client = mlflow.MlflowClient(load_settings().mlflow_tracking_uri)
-    client.set_model_version_tag("model", "2", "alto.task_id", "elsewhere-1")
+@pytest.mark.usefixtures("in_undecided")
+def test_a_task_from_elsewhere_is_told() -> None:
+    before = retag(2, "alto.task_id", "elsewhere-1")
     with pytest.raises(StoreError, match="Promote it where it was tuned"):
         promote("model", load_settings())
+    retag(2, "alto.task_id", before)
 
 
-def test_versions_carry_what_links_them_to_their_task(register: Register, registry: Registry) -> None:
-    register(1)
-    (record,) = Store(load_settings()).tasks()
-    workspace, tags = Workspace.open(record.task_id), registry.version("model", 1).tags
-    assert tags["alto.task_id"] == record.task_id
+@pytest.mark.usefixtures("in_undecided")
+def test_versions_carry_what_links_them_to_their_task() -> None:
+    task_id = "tiny-1"
+    workspace, tags = Workspace.open(task_id), the_registry().version("model", 1).tags
+    assert tags["alto.task_id"] == task_id
     assert tags["alto.data_digest"] == workspace.data.digest
-    assert tags["alto.held_out_digest"] == held_out_digest(workspace)
+    assert tags["alto.held_out_digest"] == held_out_digest(held_out(workspace), workspace.data.stop_token_ids)
     assert len(tags["alto.base_fingerprint"]) == 16
     assert tags["alto.code_version"]
 

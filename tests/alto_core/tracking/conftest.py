@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +11,7 @@ import pytest
 
 from alto_core.config import TuningTask, parse_task
 from alto_core.domain import Evaluation, LoraJob, RowLosses, StepRecord
-from alto_core.settings import Settings, load_settings
+from alto_core.settings import Settings
 from alto_core.tracking import DatasetSummary, Tracker
 
 
@@ -64,25 +61,6 @@ def make() -> SimpleNamespace:
         name="rows", source="rows.jsonl", digest="d1", num_train=800, num_validation=80, num_test=0, num_tokens=9000
     )
     return SimpleNamespace(task=make_task, jobs=make_jobs, steps=make_steps, evaluation=make_evaluation, data=data)
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow needs seconds to make its tables; tests copy this file."""
-    settings = load_settings({"ALTO_HOME": str(tmp_path_factory.mktemp("mlflow"))})
-    Tracker(settings)
-    database = settings.home / "mlflow.db"
-    with closing(sqlite3.connect(database)) as connection:  # into the one file that tests copy
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return database
-
-
-@pytest.fixture
-def embedded(settings: Settings, empty_database: Path) -> Settings:
-    """A workspace whose MLflow database has its tables."""
-    settings.home.mkdir(parents=True)
-    shutil.copy(empty_database, settings.home / "mlflow.db")
-    return settings
 
 
 @pytest.fixture
