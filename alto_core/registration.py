@@ -11,8 +11,11 @@ from alto_core.evaluation import held_out_digest
 from alto_core.report import build_report
 from alto_core.result import RegisteredVersion
 from alto_core.store import EventDraft
-from alto_core.tracking import ServingFacts, fingerprint
+from alto_core.tracking import ServingFacts, fingerprint, links
 from alto_core.workspace import Workspace
+
+MAX_COMPARED_RUNS = 20
+"""On one page of MLflow; more make it slow and unreadable."""
 
 
 def register_winner(workspace: Workspace, winner: str) -> RegisteredVersion:
@@ -40,6 +43,21 @@ def register_winner(workspace: Workspace, winner: str) -> RegisteredVersion:
         workspace.task_id, [EventDraft(kind="registered", job_id=winner, text=str(registered))]
     )
     return registered
+
+
+def result_links(workspace: Workspace) -> dict[str, str]:
+    """Where MLflow shows what came out of a task, by what it is."""
+    base = links.ui_url(workspace.settings)
+    with workspace.tracked() as runs:
+        experiment, parent, jobs = runs.experiment_id, runs.parent_run_id, list(runs.job_run_ids.values())
+    found = {
+        "report": links.artifact_url(base, experiment, parent, workspace.report_file.name),
+        "run": links.run_url(base, experiment, parent),
+        "jobs compared": links.compare_url(base, experiment, jobs[:MAX_COMPARED_RUNS]),
+    }
+    if registered := workspace.result.registered:
+        found["registered model"] = links.model_url(base, registered.name)
+    return found
 
 
 def publish_report(workspace: Workspace) -> Path:

@@ -19,7 +19,8 @@ def train_until(workspace: Workspace, fraction: float, *, num_slots: int) -> tup
     stretches = workspace.stretches(workspace.alive(), until=fraction)
     if stretches:
         job_ids = [stretch.job.job_id for stretch in stretches]
-        with workspace.tracked() as runs, workspace.engine(job_ids, num_slots=min(num_slots, len(job_ids))) as engine:
+        slots = min(num_slots, len(job_ids))
+        with workspace.tracked() as runs, runs.system_metrics(), workspace.engine(job_ids, num_slots=slots) as engine:
             executor = Executor(engine, workspace.data, data_seed=workspace.task.data.seed)
             _supervisor(workspace, runs).train(executor, stretches)
     return workspace.alive()

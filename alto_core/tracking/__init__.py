@@ -3,6 +3,7 @@
 Everything goes through `MlflowClient` with explicit run ids. Nothing connects at import.
 """
 
+from alto_core.tracking import links
 from alto_core.tracking.client import Tracker
 from alto_core.tracking.description import DatasetSummary
 from alto_core.tracking.packaging import ServingFacts
@@ -21,4 +22,5 @@ __all__ = [
     "TaskRuns",
     "Tracker",
     "fingerprint",
+    "links",
 ]

@@ -7,12 +7,14 @@ runs is `client`'s.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from mlflow.entities import Metric
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from alto_core.domain import Evaluation, JobOutcome, JobState, Score, StepRecord, TaskState
 from alto_core.early_exit.curves import Curve
@@ -221,6 +223,16 @@ class TaskRuns:
             self._log_values(self._job(score.job_id).run_id, named, 0)
             if score.split == "test":
                 self._log_values(self.parent_run_id, named, 0)
+
+    @contextmanager
+    def system_metrics(self) -> Iterator[None]:
+        """Log the use of GPU, memory, processor, disk and network on the parent run, every ten seconds of the block."""
+        monitor = SystemMetricsMonitor(self.parent_run_id, resume_logging=True, tracking_uri=self._connection.uri)
+        monitor.start()
+        try:
+            yield
+        finally:
+            monitor.finish()
 
     @timed
     def release(self) -> None:
