@@ -17,7 +17,9 @@ from alto_core.evaluation import (
     score_difference,
     write_answers,
 )
+from alto_core.report import EARLY_EXITS, count_samples, job_rows
 from alto_core.store import EventDraft
+from alto_core.tracking import TaskRuns
 from alto_core.workspace import Workspace
 
 CANDIDATE_STATES = (JobState.FINISHED, JobState.OVERFITTING)
@@ -152,6 +154,7 @@ def _record(
     data = workspace.data
     with workspace.tracked() as runs:
         runs.log_scores(scores)
+        _log_summary(workspace, runs)
         for split in (data.validation, data.test):
             of_split = [result for result in results if split and result.split == split.name and result.answers]
             if split and of_split:
@@ -172,6 +175,21 @@ def _record(
         for score in scores
     ]
     workspace.store.append_events(workspace.task_id, [*events, *_warnings(winner, results)])
+
+
+def _log_summary(workspace: Workspace, runs: TaskRuns) -> None:
+    """What the task's own run shows in tables and charts, where its jobs' curves are not."""
+    jobs = job_rows(workspace.store.jobs(workspace.task_id))
+    samples = count_samples(jobs, num_train_rows=workspace.result.num_train_rows)
+    profile = workspace.store.profile(workspace.task_id)
+    losses = [row.best_val_loss for row in jobs if row.best_val_loss is not None]
+    runs.log_task_summary(
+        survivors=sum(row.state in CANDIDATE_STATES for row in jobs),
+        exited=sum(row.state in EARLY_EXITS for row in jobs),
+        samples_saved=samples.saved_share,
+        tokens_per_second=profile.tokens_per_second if profile else 0.0,
+        best_val_loss=min(losses, default=None),
+    )
 
 
 def _warnings(winner: str, results: Sequence[SplitResult]) -> list[EventDraft]:

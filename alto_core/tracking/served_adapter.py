@@ -2,7 +2,7 @@
 
 It stands alone: torch, transformers and peft, nothing of ALTO. MLflow calls `_load_pyfunc`:
 
-    mlflow.pyfunc.load_model("models:/NAME@champion").predict({"prompt": ["..."]})
+    mlflow.pyfunc.load_model("models:/NAME@champion").predict(pandas.DataFrame({"prompt": ["..."]}))
     mlflow.pyfunc.load_model(uri, model_config={"base_model": "/folder/of/the/base"})   # no network
 
 The prompt is the text that the model reads, chat template included. A base model in a folder is checked against the

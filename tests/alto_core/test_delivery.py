@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import pandas as pd
 import peft
 import pytest
 import torch
@@ -182,7 +183,7 @@ def test_mlflow_loads_it_by_name_and_answers_without_a_network(
     loaded = mlflow.pyfunc.load_model("models:/model@champion", model_config={"base_model": str(tiny_model)})
     workspace = Workspace.open("tiny-1")
     prompts = held_out(workspace).generation_rows[:3]
-    answers = loaded.predict({"prompt": [workspace.codec.spell(row.prompt_ids) for row in prompts]})
+    answers = loaded.predict(pd.DataFrame({"prompt": [workspace.codec.spell(row.prompt_ids) for row in prompts]}))
     (job_id, job), *_ = workspace.jobs.items()
     with workspace.engine([job_id], num_slots=1) as engine:
         engine.load_adapter(job, workspace.job_folder(job_id) / "adapter")
