@@ -1,4 +1,4 @@
-"""A real browser looks at a finished quickstart: MLflow's pages, Prefect's run page, the report on screen, phone, paper.
+"""A real browser looks at a finished quickstart: MLflow, Prefect, and the report on screen, phone and paper.
 
 `ALTO_UPDATE_PICTURES=1` puts the screenshots into docs/images.
 """

@@ -250,7 +250,7 @@ class _Batch:
         segments, layers = _routes(list(zip(rows, lengths, strict=True)))
         last_N = torch.tensor(lengths).cumsum(0).to(device) - 1
         with routing.use(make_segments(segments, device), layers):
-            logits_NV = packed_logits(self._backbone.model, ids_T, positions_T, layout, last_N)
+            logits_NV = self._logits(ids_T, positions_T, layout, last_N)
         self._filled = max(self._filled, layout.longest)
         self._choose(logits_NV, torch.tensor(places).to(device))
 
@@ -260,8 +260,12 @@ class _Batch:
         layout = CachedRows(
             cache=self._cache, rows_T=places_B, positions_T=self._positions_B, prompts=None, longest=self._filled
         )
-        logits_BV = packed_logits(self._backbone.model, self._tokens_B, self._positions_B, layout, places_B)
+        logits_BV = self._logits(self._tokens_B, self._positions_B, layout, places_B)
         self._choose(logits_BV, places_B)
+
+    def _logits(self, ids_T: Tensor, positions_T: Tensor, layout: CachedRows, kept_N: Tensor) -> Tensor:
+        # the model hands the layout on unseen; it is read by `cached_attention`, which stands in its attention layers
+        return packed_logits(self._backbone.model, ids_T, positions_T, layout, kept_N)  # type: ignore[arg-type]
 
     def _choose(self, logits_NV: Tensor, places_N: Tensor) -> None:
         counts_N, ended_N = self._counts_B[places_N], self._ended_B[places_N]

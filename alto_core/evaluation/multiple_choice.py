@@ -27,7 +27,7 @@ def choice_rows(
         encode: text to token ids, without special tokens.
     """
     last_tokens = {row.row_id: row.token_ids[-1] for row in rows}
-    made = []
+    made: list[TokenRow] = []
     for prompt in prompts:
         # the white space between prompt and answer is that of the data
         lead = prompt.reference[: len(prompt.reference) - len(prompt.reference.lstrip())]

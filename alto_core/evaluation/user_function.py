@@ -58,4 +58,4 @@ def _load(path: str) -> Callable[[str, str], Any]:
         ) from None
     if not callable(function):
         raise TaskFileError("evaluation.function", got=f"{path}, a {type(function).__name__}", expected="a function")
-    return function  # type: ignore[no-any-return]
+    return function

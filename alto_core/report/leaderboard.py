@@ -141,9 +141,9 @@ def count_samples(jobs: Sequence[JobRow], *, num_train_rows: int | None = None) 
 
 def _as_columns(name: str, interval: Interval | None) -> dict[str, float | None]:
     return {
-        name: interval and interval.value,
-        f"{name}_low": interval and interval.low,
-        f"{name}_high": interval and interval.high,
+        name: interval.value if interval else None,
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
     }
 
 

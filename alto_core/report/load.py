@@ -58,7 +58,7 @@ def load_report(task_id: str, settings: Settings) -> ReportData:
     if record.parent_run_id:
         curves = Tracker(settings).task_runs(task_id).read_curves([row.job_id for row in jobs])
     profile = store.profile(task_id)
-    return report_data(record, jobs, events, curves, device=profile and profile.device)
+    return report_data(record, jobs, events, curves, device=profile.device if profile else None)
 
 
 def report_data(
