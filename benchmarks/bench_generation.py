@@ -127,6 +127,7 @@ def train(engine: Any, jobs: Sequence[Any], rows: Sequence[Any], steps: int, dea
             return step
         start = step * TRAIN_ROWS_PER_STEP % (len(token_rows) - TRAIN_ROWS_PER_STEP + 1)
         engine.step({job.job_id: token_rows[start : start + TRAIN_ROWS_PER_STEP] for job in jobs})
+        engine.take_records()  # waits, so that the deadline means something
     return steps
 
 
@@ -238,8 +239,9 @@ def measure(options: argparse.Namespace) -> None:
         write(options.out, table)
         return measured
 
-    sizes = {"num_slots": len(jobs), "rank_rows": sum(job.lora_rank for job in jobs)}
-    with Engine(backbone, target_modules=TARGETS, **sizes) as engine:
+    sizes = {"num_slots": len(jobs), "rank_rows": sum(job.lora_rank for job in jobs), "max_lora_rank": max(RANKS)}
+    # a few training steps are not worth capturing, and generation captures nothing
+    with Engine(backbone, target_modules=TARGETS, **sizes, cuda_graph=False) as engine:
         for job in jobs:
             engine.admit(job, JobBudget(total_steps=10_000, warmup_steps=1, eval_steps=(10_000,)))
         made = train(engine, jobs, train_rows, options.train_steps, started + 15 * options.minutes)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows, packed_attention
+from alto_core.engine.regional_compile import uncompiled
 
 CACHED_ATTENTION = "alto_cached"
 ALIGNMENT = 8
@@ -109,11 +110,12 @@ def aligned(count: int) -> int:
 def using_caches(model: Any) -> Iterator[None]:
     """Let the model attend through caches inside the block, and through packed rows again after it."""
     AttentionInterface.register(CACHED_ATTENTION, cached_attention)
-    model.set_attn_implementation(CACHED_ATTENTION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(PACKED_ATTENTION)
+    with uncompiled(model):
+        model.set_attn_implementation(CACHED_ATTENTION)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(PACKED_ATTENTION)
 
 
 def cached_attention(
