@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Sequence
 
 from alto_core.settings import Settings
-from alto_core.wording import without_credentials
+from alto_core.tracking.connection import without_credentials
 
 EMBEDDED_UI = "http://127.0.0.1:5000"
 """Where `alto ui` shows the embedded MLflow unless told otherwise."""

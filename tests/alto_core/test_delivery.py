@@ -160,22 +160,12 @@ def test_a_reference_to_nothing_is_told(reference: str, message: str, tmp_path: 
         export_version(reference, tmp_path / "out", load_settings())
 
 
-@pytest.fixture
-def tracking_uri(in_home: None) -> Iterator[None]:
-    """MLflow's global addresses, as a user sets them who loads a model by its name."""
-    uri = load_settings().mlflow_tracking_uri
-    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
-    yield
-    mlflow.set_tracking_uri(before[0])
-    mlflow.set_registry_uri(before[1])
-
-
-@pytest.mark.usefixtures("tracking_uri")
 def test_mlflow_loads_it_by_name_and_answers_without_a_network(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # as a user sets it who loads a model by its name
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", load_settings().mlflow_tracking_uri)
+
     def no_network(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the network was asked")
 
