@@ -68,7 +68,8 @@ def _draw_cell(
     opacity = LIGHTEST + share * (DARKEST - LIGHTEST)
     group.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, "heat", radius=3, opacity=opacity)
     text = f"{best:.3f}" if width > 40 else f"{best:.2g}"
-    group.text(x + width / 2, y + CELL_HEIGHT / 2 + 4, text, "label strong" if holds_winner else "label", "middle")
+    css = "label on-heat strong" if holds_winner else "label"
+    group.text(x + width / 2, y + CELL_HEIGHT / 2 + 4, text, css, "middle")
 
 
 def _columns(jobs: Sequence[JobRow]) -> list[float]:
