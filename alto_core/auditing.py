@@ -21,7 +21,7 @@ from alto_core.domain import Interval, JobState, Score
 from alto_core.early_exit.audit import WARMUP_FRACTIONS, RankAgreement, best_difference, rank_agreement
 from alto_core.early_exit.curves import Curve
 from alto_core.errors import StoreError
-from alto_core.evaluation import wilson_interval
+from alto_core.evaluation.intervals import wilson_interval
 from alto_core.executor import Executor, JobRun
 from alto_core.parking import ParkedJob, parked_jobs
 from alto_core.recording import CurveRecorder, record_training

@@ -262,7 +262,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A share with its 95 % Wilson interval."""
+    """A mean over rows with its 95 % interval."""
 
     value: float
     low: float
@@ -283,3 +283,27 @@ class Score:
     loss_standard_error: float
     metric: str | None = None
     metric_value: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One adapter against another (the untuned model: None) on the same rows of a split."""
+
+    job_id: str
+    other_id: str | None
+    split: str
+    quantity: str
+    """`loss`, or the name of a metric."""
+    difference: Interval
+    """The first's value minus the other's, with its paired bootstrap interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSample:
+    """What winner and untuned model wrote to one prompt."""
+
+    split: str
+    prompt: str
+    reference: str
+    winner: str
+    untuned: str

@@ -21,6 +21,7 @@ from alto_core.domain import JobBudget, LoraJob
 from alto_core.early_exit.policy import make_policy
 from alto_core.engine.target_modules import check_target_modules, linear_endings
 from alto_core.errors import TaskFileError
+from alto_core.evaluation import check_metric
 from alto_core.result import TaskResult
 from alto_core.search_space import expand_search_space
 from alto_core.settings import Settings
@@ -86,13 +87,8 @@ def plan_task(task: TuningTask) -> TaskPlan:
         ranks = sorted({job.lora_rank for job in jobs if job.target_modules == modules})
         module_counts |= check_target_modules(task.model, modules, lora_ranks=ranks)
     data = prepare_data(task.data, task.model)
-    if task.evaluation.metric is not None and not data.validation.generation_rows:
-        raise TaskFileError(
-            "evaluation.metric",
-            got=task.evaluation.metric,
-            expected="null for plain text, which has no prompt to answer",
-            hint="Use prompt_completion or messages rows, or leave the metric out.",
-        )
+    held_out = [data.validation] if data.test is None else [data.validation, data.test]
+    check_metric(task.evaluation, {split.name: split.generation_rows for split in held_out})
     if task.init_adapter is not None:
         _check_init_adapter(Path(task.init_adapter), jobs)
     share = _evaluation_share(task, jobs, data)

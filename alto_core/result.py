@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from alto_core.domain import GateEntry, Interval, Score
+from alto_core.domain import AnswerSample, Comparison, GateEntry, Interval, Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,12 @@ class TaskResult:
     """Job id; chosen on validation rows only."""
     scores: tuple[Score, ...] = ()
     """Finished jobs on `validation`; the winner and the untuned model (job id None) on `test`."""
+    comparisons: tuple[Comparison, ...] = ()
+    """Winner against the other candidates on `validation`, against the untuned model on `test`."""
+    check_losses: tuple[float, ...] = ()
+    """Loss sums of the winner on the first held-out rows; an exported copy must give the same."""
+    samples: tuple[AnswerSample, ...] = ()
+    """A few answers of winner and untuned model, for people to read."""
     gates: tuple[GateRecord, ...] = ()
     num_train_rows: int | None = None
     seconds: float | None = None
@@ -54,6 +60,12 @@ class TaskResult:
     data_report: Mapping[str, Any] = field(default_factory=dict)
     """`DataReport.to_dict()`."""
 
+    def comparison(self, other_id: str | None, split: str, quantity: str) -> Comparison | None:
+        """The winner against another."""
+        return next(
+            (c for c in self.comparisons if (c.other_id, c.split, c.quantity) == (other_id, split, quantity)), None
+        )
+
     def score(self, job_id: str | None, split: str) -> Score | None:
         return next((s for s in self.scores if s.job_id == job_id and s.split == split), None)
 
@@ -65,6 +77,11 @@ class TaskResult:
         """Read what `to_dict` wrote. Fields that are not there keep their defaults."""
         fields = dict(content)
         fields["scores"] = tuple(_score(s) for s in fields.get("scores", ()))
+        fields["comparisons"] = tuple(
+            Comparison(**{**c, "difference": Interval(**c["difference"])}) for c in fields.get("comparisons", ())
+        )
+        fields["check_losses"] = tuple(fields.get("check_losses", ()))
+        fields["samples"] = tuple(AnswerSample(**s) for s in fields.get("samples", ()))
         fields["gates"] = tuple(_gate(g) for g in fields.get("gates", ()))
         if registered := fields.get("registered"):
             fields["registered"] = RegisteredVersion(**{**registered, "aliases": tuple(registered["aliases"])})

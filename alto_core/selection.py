@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from alto_core.data.rows import SplitData
-from alto_core.domain import JobState, Score
+from alto_core.domain import AnswerSample, Comparison, JobState, Score
+from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError
-from alto_core.evaluation import score_adapters
+from alto_core.evaluation import (
+    SplitResult,
+    evaluate_adapters,
+    generate_answers,
+    loss_difference,
+    score_difference,
+    write_answers,
+)
+from alto_core.report import EARLY_EXITS, count_samples, job_rows
 from alto_core.store import EventDraft
+from alto_core.tracking import TaskRuns
 from alto_core.workspace import Workspace
 
 CANDIDATE_STATES = (JobState.FINISHED, JobState.OVERFITTING)
 """A job that trained to its end, or had to be stopped past its best: its best adapter is a result."""
+NUM_SAMPLES = 6
+NUM_CHECK_ROWS = 4
 
 
 def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[Score, ...]]:
-    """Score the candidates, pick the winner, score it and the untuned model on the test rows.
+    """Evaluate the candidates, pick the winner, evaluate it and the untuned model on the test rows.
 
     Returns:
         The winner's job id, and all scores: the candidates' on `validation`, then winner and untuned model on `test`.
@@ -34,11 +47,12 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
             "the curves in the report."
         )
     data = workspace.data
-    scores = score_jobs(workspace, data.validation, candidates, num_slots=num_slots)
-    winner = pick_winner(scores, workspace.task.evaluation.choose_by)
+    results = _evaluate(workspace, data.validation, candidates, num_slots=num_slots)
+    winner = pick_winner([result.score() for result in results], workspace.task.evaluation.choose_by)
     if data.test is not None:
-        scores += score_jobs(workspace, data.test, [winner, None], num_slots=num_slots)
-    _record(workspace, winner, scores)
+        results += _evaluate(workspace, data.test, [winner, None], num_slots=num_slots)
+    scores = tuple(result.score() for result in results)
+    _record(workspace, winner, results, scores, _samples(workspace, winner, results))
     return winner, scores
 
 
@@ -52,6 +66,24 @@ def pick_winner(scores: Sequence[Score], choose_by: str) -> str:
     winner = min(scores, key=key).job_id
     assert winner is not None
     return winner
+
+
+def compare_with_others(winner: str, results: Sequence[SplitResult]) -> tuple[Comparison, ...]:
+    """The winner against everybody else of the same split, by loss and by the metric where there is one."""
+    comparisons = []
+    own = {result.split: result for result in results if result.job_id == winner}
+    for other in results:
+        if other.job_id == winner:
+            continue
+        mine = own[other.split]
+        differences = {"loss": loss_difference(mine.losses, other.losses)}
+        if mine.metric is not None:
+            differences[mine.metric] = score_difference(mine.row_scores, other.row_scores)
+        comparisons += [
+            Comparison(job_id=winner, other_id=other.job_id, split=other.split, quantity=quantity, difference=value)
+            for quantity, value in differences.items()
+        ]
+    return tuple(comparisons)
 
 
 def describe_score(score: Score) -> str:
@@ -69,42 +101,131 @@ def score_jobs(
     num_slots: int,
     folders: Mapping[str, Path] | None = None,
 ) -> tuple[Score, ...]:
-    """Score in groups of as many adapters as there are slots; the untuned model (None) needs none.
+    """Scores of jobs' best adapters on a split; None is the untuned model. Records nothing.
 
     Args:
+        num_slots: so many adapters are evaluated at a time.
         folders: jobs whose best adapter is `adapter` in another folder than the job's own.
     """
-    places = folders or {}
-    scores: list[Score] = []
+    results = _evaluate(workspace, split, job_ids, num_slots=num_slots, folders=folders)
+    return tuple(result.score() for result in results)
+
+
+def _evaluate(
+    workspace: Workspace,
+    split: SplitData,
+    job_ids: Sequence[str | None],
+    *,
+    num_slots: int,
+    folders: Mapping[str, Path] | None = None,
+) -> list[SplitResult]:
+    """In groups of as many adapters as there are slots; the untuned model (None) needs none."""
     group_size = max(num_slots, 2)
+    results: list[SplitResult] = []
     for start in range(0, len(job_ids), group_size):
         group = job_ids[start : start + group_size]
-        adapters = [job_id for job_id in group if job_id is not None]
-        with workspace.engine(adapters, num_slots=len(adapters)) as engine:
-            for job_id in adapters:
-                folder = places.get(job_id, workspace.job_folder(job_id))
-                engine.load_adapter(workspace.jobs[job_id], folder / "adapter")
-            scores += score_adapters(
+        with _engine_with(workspace, group, folders or {}) as engine:
+            results += evaluate_adapters(
                 engine,
                 workspace.data,
                 split,
                 group,
-                metric=workspace.task.evaluation.metric,
-                max_new_tokens=workspace.task.evaluation.max_new_tokens,
-                decode=workspace.decode,
+                evaluation=workspace.task.evaluation,
+                codec=workspace.codec,
             )
-    return tuple(scores)
+    return results
 
 
-def _record(workspace: Workspace, winner: str, scores: tuple[Score, ...]) -> None:
+@contextmanager
+def _engine_with(workspace: Workspace, job_ids: Sequence[str | None], folders: Mapping[str, Path]) -> Iterator[Engine]:
+    """An engine that holds the best adapter of each job; the untuned model needs no slot."""
+    adapters = [job_id for job_id in job_ids if job_id is not None]
+    with workspace.engine(adapters, num_slots=len(adapters)) as engine:
+        for job_id in adapters:
+            folder = folders.get(job_id, workspace.job_folder(job_id))
+            engine.load_adapter(workspace.jobs[job_id], folder / "adapter")
+        yield engine
+
+
+def _samples(workspace: Workspace, winner: str, results: Sequence[SplitResult]) -> tuple[AnswerSample, ...]:
+    """Answers to the first prompts of the last split; generated here where the metric asked for none."""
+    data = workspace.data
+    split = data.test or data.validation
+    rows = split.generation_rows[:NUM_SAMPLES]
+    if not rows:
+        return ()
+    known = {result.job_id: result.answers for result in results if result.split == split.name}
+    if not (known.get(winner) and known.get(None)):
+        evaluation = workspace.task.evaluation
+        with _engine_with(workspace, [winner], {}) as engine:
+            ours, untuned = generate_answers(
+                engine, data, split, [winner, None], evaluation=evaluation, codec=workspace.codec, num_rows=len(rows)
+            )
+        known = {winner: ours, None: untuned}
+    return tuple(
+        AnswerSample(
+            split=split.name,
+            prompt=workspace.codec.decode(row.prompt_ids),
+            reference=row.reference,
+            winner=known[winner][i],
+            untuned=known[None][i],
+        )
+        for i, row in enumerate(rows)
+    )
+
+
+def _record(
+    workspace: Workspace,
+    winner: str,
+    results: Sequence[SplitResult],
+    scores: tuple[Score, ...],
+    samples: tuple[AnswerSample, ...],
+) -> None:
+    data = workspace.data
     with workspace.tracked() as runs:
         runs.log_scores(scores)
-    workspace.update_result(winner=winner, scores=scores)
-    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
-    workspace.store.append_events(
-        workspace.task_id,
-        [
-            EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
-            for score in scores
-        ],
+        _log_summary(workspace, runs)
+        for split in (data.validation, data.test):
+            of_split = [result for result in results if split and result.split == split.name and result.answers]
+            if split and of_split:
+                file = workspace.folder / "answers" / f"{split.name}.parquet"
+                write_answers(of_split, split, file)
+                runs.log_artifact(file, "answers")
+    last = [result for result in results if result.job_id == winner][-1]
+    workspace.update_result(
+        winner=winner,
+        scores=scores,
+        comparisons=compare_with_others(winner, results),
+        check_losses=last.losses.loss_sums[:NUM_CHECK_ROWS],
+        samples=samples,
     )
+    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
+    events = [
+        EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
+        for score in scores
+    ]
+    workspace.store.append_events(workspace.task_id, [*events, *_warnings(winner, results)])
+
+
+def _log_summary(workspace: Workspace, runs: TaskRuns) -> None:
+    """What the task's own run shows in tables and charts, where its jobs' curves are not."""
+    jobs = job_rows(workspace.store.jobs(workspace.task_id))
+    samples = count_samples(jobs, num_train_rows=workspace.result.num_train_rows)
+    profile = workspace.store.profile(workspace.task_id)
+    losses = [row.best_val_loss for row in jobs if row.best_val_loss is not None]
+    runs.log_task_summary(
+        survivors=sum(row.state in CANDIDATE_STATES for row in jobs),
+        exited=sum(row.state in EARLY_EXITS for row in jobs),
+        samples_saved=samples.saved_share,
+        tokens_per_second=profile.tokens_per_second if profile else 0.0,
+        best_val_loss=min(losses, default=None),
+    )
+
+
+def _warnings(winner: str, results: Sequence[SplitResult]) -> list[EventDraft]:
+    """An adapter that changes nothing scores what the untuned model scores, to the last digit."""
+    losses = {result.job_id: result.losses for result in results if result.split == "test"}
+    if winner in losses and losses[winner] == losses.get(None):
+        text = f"{winner} changes nothing: every test row has the loss that it has with the untuned model"
+        return [EventDraft(kind="warning", job_id=winner, text=text)]
+    return []

@@ -48,7 +48,11 @@ def train_stretches(
     """
     job_ids, spare_ids = ([stretch.job.job_id for stretch in group] for group in (stretches, in_reserve))
     slots = min(num_slots, len(job_ids))
-    with workspace.tracked() as runs, workspace.engine(job_ids, num_slots=slots, reserve=spare_ids) as engine:
+    with (
+        workspace.tracked() as runs,
+        runs.system_metrics(),
+        workspace.engine(job_ids, num_slots=slots, reserve=spare_ids) as engine,
+    ):
         supervisor = _supervisor(workspace, runs, policy)
         for stretch in stretches if revived else ():
             supervisor.reopen(stretch, revived)

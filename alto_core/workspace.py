@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.errors import StoreError
+from alto_core.evaluation import TextCodec
 from alto_core.executor import JobRun
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
@@ -74,10 +75,14 @@ class Workspace:
         return DecisionLog(self.folder)
 
     @cached_property
-    def decode(self) -> Callable[[Sequence[int]], str]:
-        """Token ids to text, special tokens left out."""
+    def codec(self) -> TextCodec:
+        """The model's tokenizer, as evaluation uses it."""
         tokenizer = load_model_tokenizer(self.task.model).tokenizer
-        return lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True))
+        return TextCodec(
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
+            spell=lambda token_ids: str(tokenizer.decode(token_ids)),
+        )
 
     @property
     def folder(self) -> Path:
@@ -167,13 +172,15 @@ class Workspace:
             runs.release()
             self.store.append_events(self.task_id, [tracking_event(runs)])
 
-    @contextmanager
-    def engine(self, job_ids: Sequence[str], *, num_slots: int, reserve: Sequence[str] = ()) -> Iterator[Engine]:
-        """Slots for so many of these jobs at once over the task's backbone; any one in reserve fits in their place."""
+    def engine(self, job_ids: Sequence[str], *, num_slots: int, reserve: Sequence[str] = ()) -> Engine:
+        """Slots for so many of these jobs at once over the task's backbone; any one in reserve fits in their place.
+
+        To be closed by the caller.
+        """
         jobs, spare = ([self.jobs[job_id] for job_id in ids] for ids in (job_ids, reserve))
         largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
         widest = max(job.lora_rank for job in (*jobs, *spare))
-        engine = Engine(
+        return Engine(
             load_backbone(self.task.model, self.device),
             target_modules=sorted({name for job in (*jobs, *spare) for name in job.target_modules}),
             num_slots=num_slots,
@@ -183,10 +190,6 @@ class Workspace:
             recomputed=self.task.activation_checkpointing,
             cuda_graph=self.settings.cuda_graph,
         )
-        try:
-            yield engine
-        finally:
-            engine.close()
 
     def begin(self, stage: Stage) -> None:
         """Show the task in this stage."""

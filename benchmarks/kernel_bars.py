@@ -1,4 +1,4 @@
-"""Takes the kernel and step benchmarks' rows and bars from a GPU machine's output folder into results/."""
+"""Takes a GPU benchmark's rows and bars from the machine's output folder into results/."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ TARGETS = {
     "engine.e2e_60_jobs_seconds": "<= 245",
     "engine.e2e_60_jobs_over_peft": ">= 150",
     "engine.tracking_share": "<= 0.01",
+    "evaluate.batched_over_single": ">= 8",
 }
 
 
@@ -62,7 +63,7 @@ def merge(folder: Path, name: str, command: str | None = None) -> None:
             unit="ms" if ".ms_" in bar else "s" if bar.endswith("_seconds") else "ratio",
             gpu=measured["gpu"],
             versions=measured["versions"],
-            command=command or f"python benchmarks/bench_{name}.py --out FOLDER",
+            command=command or measured.get("command") or f"python benchmarks/bench_{name}.py --out FOLDER",
         )
 
 

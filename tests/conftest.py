@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,7 +116,7 @@ def tiny_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_task(tiny_model: Path, tiny_rows: Path) -> Callable[..., TuningTask]:
     """Makes a small task; sections given replace the default ones."""
 
@@ -148,3 +151,79 @@ def prefect_server() -> Iterator[None]:
 
     with prefect_test_harness(server_startup_timeout=180):
         yield
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow needs seconds to make its tables; tests copy this file."""
+    from alto_core.tracking import Tracker
+
+    settings = load_settings({"ALTO_HOME": str(tmp_path_factory.mktemp("mlflow"))})
+    Tracker(settings)
+    database = settings.home / "mlflow.db"
+    with closing(sqlite3.connect(database)) as connection:  # into the one file that tests copy
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return database
+
+
+@pytest.fixture
+def embedded(settings: Settings, empty_database: Path) -> Settings:
+    """A workspace whose MLflow database has its tables."""
+    settings.home.mkdir(parents=True, exist_ok=True)
+    shutil.copy(empty_database, settings.home / "mlflow.db")
+    return settings
+
+
+def train_and_register(task: TuningTask, steps: int) -> int:
+    """Train the one job of a new task for so many steps and register its adapter; returns the version."""
+    from alto_core.preparation import create_task, plan_task
+    from alto_core.registration import held_out, register_winner
+    from alto_core.store import Store
+    from alto_core.workspace import Workspace
+
+    settings = load_settings()
+    task_id = Store(settings).new_task_id(task.name)
+    create_task(plan_task(task), task_id, settings)
+    workspace = Workspace.open(task_id)
+    ((job_id, job),) = workspace.jobs.items()
+    rows = workspace.data.train.rows
+    with workspace.engine([job_id], num_slots=1) as engine:
+        engine.admit(job, workspace.budgets[job_id])
+        for step in range(steps):
+            start = step * 8 % (len(rows) - 8)
+            engine.step({job_id: rows[start : start + 8]})
+        engine.export(job_id, workspace.job_folder(job_id) / "adapter", best=False)
+        losses = engine.evaluate([job_id], held_out(workspace).rows[:4], max_tokens=1000)[job_id]
+    workspace.update_result(winner=job_id, check_losses=losses.loss_sums)
+    return register_winner(workspace, job_id).version
+
+
+@pytest.fixture(scope="session")
+def register_tiny(tiny_task: Callable[..., TuningTask]) -> Callable[..., int]:
+    """`register(steps, **sections)`: tunes a little and registers the adapter as `model`; returns its version."""
+
+    def register(steps: int, **sections: Any) -> int:
+        space = {"learning_rate": 1e-2, "lora_rank": 4, "adapter_batch_size": 8}
+        fields = {"search_space": space, "evaluation": {}, "registry_name": "model", **sections}
+        return train_and_register(tiny_task(**fields), steps)
+
+    return register
+
+
+@pytest.fixture(scope="session")
+def home_with(
+    tmp_path_factory: pytest.TempPathFactory, empty_database: Path, register_tiny: Callable[..., int]
+) -> Callable[..., Path]:
+    """`home_with(1, 40)`: a workspace in which adapters of so many steps are registered one after the other."""
+
+    def make(*steps: int) -> Path:
+        home = tmp_path_factory.mktemp("home")
+        shutil.copy(empty_database, home / "mlflow.db")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ALTO_HOME", str(home))
+            patch.setenv("ALTO_DEVICE", "cpu")
+            for count in steps:
+                register_tiny(count)
+        return home
+
+    return make

@@ -1,4 +1,4 @@
-"""A real browser looks at a finished quickstart: MLflow's comparison page, Prefect's run page, the report.
+"""A real browser looks at a finished quickstart: MLflow, Prefect, and the report on screen, phone and paper.
 
 `ALTO_UPDATE_PICTURES=1` puts the screenshots into docs/images.
 """
@@ -19,8 +19,11 @@ from typing import Any
 import pytest
 
 from alto_core.domain import JobState, TaskState
+from alto_core.registration import serving_facts
 from alto_core.settings import Settings, load_settings
 from alto_core.store import JobRecord, Store, TaskRecord
+from alto_core.tracking import Tracker
+from alto_core.workspace import Workspace
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -76,7 +79,25 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def links(home: Path) -> Iterator[dict[str, str]]:
+def challenger(home: Path, record: TaskRecord) -> int:
+    """A second version of the registered model: another finished job of the task."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALTO_HOME", str(home))
+        workspace = Workspace.open(record.task_id)
+        registry = Tracker(workspace.settings).registry
+        found = registry.find_if_any(workspace.task.registered_model, "challenger")
+        if found is not None:
+            return found.version
+        other = next(j for j in workspace.ended_as(JobState.FINISHED) if j != record.winner_job_id)
+        with workspace.tracked() as runs:
+            facts = serving_facts(workspace)
+            folder = workspace.job_folder(other) / "adapter"
+            name = workspace.task.registered_model
+            return runs.register(name=name, job_id=other, adapter_folder=folder, tags={}, facts=facts).version
+
+
+@pytest.fixture(scope="module")
+def links(home: Path, challenger: int) -> Iterator[dict[str, str]]:
     """`alto ui` with both servers up; the links it prints, by their labels."""
     command = [str(ALTO), "ui", "--mlflow-port", str(free_port()), "--prefect-port", str(free_port())]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
@@ -110,9 +131,15 @@ def page() -> Iterator[Any]:
 
 def take_picture(page: Any, name: str) -> None:
     """Into docs/images when asked to, else where it shows that the page can be painted."""
-    folder = REPOSITORY / ("docs/images" if os.environ.get("ALTO_UPDATE_PICTURES") else ".pytest_cache/pictures")
+    page.screenshot(path=picture_folder(is_kept=True) / f"{name}.png")
+
+
+def picture_folder(*, is_kept: bool = False) -> Path:
+    """Where pictures go; those for the documentation only when asked to."""
+    asked = is_kept and os.environ.get("ALTO_UPDATE_PICTURES")
+    folder = REPOSITORY / ("docs/images" if asked else ".pytest_cache/pictures")
     folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"{name}.png")
+    return folder
 
 
 def test_the_quickstart_ended_jobs_early_and_beat_the_untuned_model(
@@ -140,6 +167,26 @@ def test_mlflow_compares_all_jobs(page: Any, links: dict[str, str], jobs: tuple[
     take_picture(page, "mlflow-compare")
 
 
+def test_mlflow_shows_the_task_with_its_numbers_and_the_machine(
+    page: Any, links: dict[str, str], record: TaskRecord
+) -> None:
+    page.goto(links[record.task_id])
+    page.get_by_text("best_val_loss").first.wait_for(timeout=60_000)
+    page.get_by_text("samples_saved").first.wait_for(timeout=30_000)
+    take_picture(page, "mlflow-task")
+    page.get_by_text("System metrics", exact=True).first.click()
+    page.get_by_text("cpu_utilization_percentage").first.wait_for(timeout=30_000)
+
+
+def test_mlflow_shows_the_registered_versions_with_their_aliases(
+    page: Any, links: dict[str, str], challenger: int
+) -> None:
+    page.goto(links["its registered model"])
+    for text in ("champion", "challenger", f"Version {challenger}"):
+        page.get_by_text(text).first.wait_for(timeout=60_000)
+    take_picture(page, "mlflow-registry")
+
+
 def test_prefect_shows_the_stages_of_the_run(page: Any, links: dict[str, str], record: TaskRecord) -> None:
     page.goto(links["its flow run"])
     page.get_by_text(f"tune {record.task_id}").first.wait_for(timeout=60_000)
@@ -161,3 +208,17 @@ def test_the_report_opens_without_a_network(page: Any, record: TaskRecord, jobs:
     assert page.locator("svg").count() >= 3
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
     take_picture(page, "report")
+    for heading in ("Learning rate and rank", "Answers", "Leaderboard", "Decisions"):
+        assert page.get_by_role("heading", name=heading, exact=True).count() == 1
+    page.screenshot(path=picture_folder() / "report-whole.png", full_page=True)
+
+
+def test_the_report_reads_on_a_phone_and_on_paper(page: Any, record: TaskRecord) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(Path(record.report_path or "").as_uri())
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide == 0, "nothing but a table of its own scrolls sideways"
+    page.screenshot(path=picture_folder() / "report-phone.png", full_page=True)
+    page.pdf(path=picture_folder() / "report.pdf", format="A4")
+    assert (picture_folder() / "report.pdf").stat().st_size > 10_000
+    page.set_viewport_size({"width": 1400, "height": 1000})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from alto_core.config.fields import Count, Name, NonNegative, OpenFraction, Positive, Section
+from alto_core.config.fields import Count, Name, NonNegative, OpenFraction, Positive, Section, unique
 from alto_core.config.search import GridSpace, ListSpace, RandomSpace
 
 
@@ -109,20 +110,63 @@ class EarlyExitSection(Section):
     """Disk for the states of jobs that ended early, in GiB. The best are kept; of the others the adapter alone."""
 
 
+Metric = Literal["exact_match", "numeric", "multiple_choice", "regex", "rouge_l", "bleu", "function"]
+METRIC_PARTS = {"regex": "pattern", "multiple_choice": "choices", "function": "function"}
+"""The field that a metric needs, and no other metric may have."""
+
+
 class EvaluationSection(Section):
     """How finished jobs are compared."""
 
-    metric: Literal["exact_match"] | None = None
-    """Measured by generation on held-out rows; None compares losses alone."""
+    metric: Metric | None = None
+    """Measured on held-out rows, see docs/evaluation.md; None compares losses alone."""
+    pattern: str | None = None
+    """Regular expression of the metric `regex`."""
+    choices: Annotated[list[str], Field(min_length=2), AfterValidator(unique)] | None = None
+    """Answers that the metric `multiple_choice` chooses from."""
+    function: str | None = None
+    """Import path of the metric `function`, `package.module:name`."""
+    allow_function: bool = False
+    """Run the Python code that `function` names."""
     choose_by: Literal["val_loss", "metric"] = "val_loss"
     """What picks the winner, on validation rows."""
     max_new_tokens: Count = 64
     """Longest answer that generation gives, in tokens."""
+    temperature: NonNegative = 0.0
+    """0 takes the likeliest token each time; above, tokens are drawn, and a lower one draws likelier tokens."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw only from the likeliest tokens that together reach this probability."""
+    sampling_seed: int = 0
+    """Seeds the draws; equal prompts get equal draws in all jobs."""
 
     @model_validator(mode="after")
     def _metric_known(self) -> Self:
         if self.choose_by == "metric" and self.metric is None:
             raise ValueError("a `metric` to choose by")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_of_the_metric(self) -> Self:
+        for metric, part in METRIC_PARTS.items():
+            given = getattr(self, part) is not None
+            if given != (self.metric == metric):
+                raise ValueError(f"`{part}` with `metric: {metric}`, and with no other")
+        if self.allow_function and self.function is None:
+            raise ValueError("`allow_function` only beside `function`")
+        return self
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Self:
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"a regular expression in `pattern` ({error})") from None
+        return self
+
+    @model_validator(mode="after")
+    def _draws(self) -> Self:
+        if self.temperature == 0 and (self.top_p != 1 or self.sampling_seed):
+            raise ValueError("`top_p` and `sampling_seed` only with a `temperature` above 0")
         return self
 
 

@@ -63,7 +63,7 @@ class TaskData:
     stop_token_ids: tuple[int, ...]
     """Tokens that end an answer."""
     pad_token_id: int
-    """An existing token of the model; only generation pads."""
+    """An existing token of the model. ALTO packs rows; it is for whoever serves an adapter in padded batches."""
     max_length: int
     """No row is longer, in tokens."""
 

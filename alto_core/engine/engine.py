@@ -16,12 +16,13 @@ from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.checkpoint import load_checkpoint, save_checkpoint
 from alto_core.engine.export import export_adapter, read_adapter
-from alto_core.engine.generation import generate_greedily
+from alto_core.engine.generation import generate
 from alto_core.engine.initialization import initial_a
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting, attach, detach
 from alto_core.engine.passes import PassRunner
 from alto_core.engine.regional_compile import compile_layers, uncompile_layers
+from alto_core.engine.sampling import Sampling
 from alto_core.engine.slots import AdapterSlots
 from alto_core.engine.step import JointStepper
 from alto_core.engine.target_modules import select_layers
@@ -233,18 +234,18 @@ class Engine:
         *,
         max_new_tokens: int,
         stop_token_ids: Sequence[int],
-        pad_token_id: int,
-        max_rows: int,
+        max_rows: int | None = None,
+        sampling: Sampling | None = None,
     ) -> list[tuple[int, ...]]:
-        """Greedy answers; each prompt names its job, None is the base model alone. See `generate_greedily`."""
-        return generate_greedily(
+        """Answers; each prompt names its job, None is the base model alone. See `generation.generate`."""
+        return generate(
             self._backbone,
             self._routing,
             [(self._adapter(job_id or UNTUNED), ids) for job_id, ids in prompts],
             max_new_tokens=max_new_tokens,
             stop_token_ids=stop_token_ids,
-            pad_token_id=pad_token_id,
             max_rows=max_rows,
+            sampling=sampling,
         )
 
     def close(self) -> None:

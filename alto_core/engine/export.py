@@ -17,16 +17,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 from alto_core.domain import LoraJob
 from alto_core.engine.active_job import ActiveJob
+from alto_core.engine.serving import PREFIX
 from alto_core.engine.slots import AdapterSlots
 from alto_core.engine.target_modules import LinearLayer
 from alto_core.engine.whole_folder import whole_folder
 from alto_core.errors import EngineError, ModelError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def read_adapter(active: ActiveJob, slots: AdapterSlots, folder: Path) -> float:
     """
     config = _read_config(folder)
     _check_config(config, active.job, folder)
-    for name, target, tensor in _matched(active.layers, slots, active.block.params_rW, _read_weights(folder), folder):
+    for name, target, tensor in _matched(active.layers, slots, active.block.params_rW, read_tensors(folder), folder):
         if tensor.shape != target.shape:
             raise ModelError(
                 f"{folder}: expected {name} of shape {tuple(target.shape)}, got {tuple(tensor.shape)}. "
@@ -82,6 +83,73 @@ def read_adapter(active: ActiveJob, slots: AdapterSlots, folder: Path) -> float:
             raise ModelError(f"{folder}: expected a finite adapter, got NaN or infinity in {name}.")
         target.copy_(tensor)
     return float(config["lora_alpha"]) / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+
+
+def adapter_job(folder: Path, number: int = 0) -> LoraJob:
+    """The job that an adapter folder can be loaded as, for evaluation and generation.
+
+    Args:
+        folder: a PEFT folder.
+        number: tells apart jobs of adapters with equal settings, which would have equal ids.
+
+    Raises:
+        ModelError: the folder is no plain LoRA adapter, or its layers are named by a pattern.
+    """
+    config = _read_config(folder)
+    modules = config.get("target_modules")
+    if not isinstance(config.get("r"), int) or not isinstance(modules, list) or not modules:
+        raise ModelError(
+            f"{folder}: got r={config.get('r')!r} and target_modules={modules!r}, expected a rank and a list of names."
+        )
+    job = LoraJob(
+        learning_rate=0.0,
+        lora_rank=config["r"],
+        lora_alpha=config.get("lora_alpha", 0),
+        use_rslora=bool(config.get("use_rslora")),
+        adapter_batch_size=1,
+        target_modules=tuple(sorted(modules)),
+        seed=number,
+    )
+    _check_config(config, job, folder)
+    return job
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter folder, in float32.
+
+    Raises:
+        ModelError: its weights are missing, pickled, or damaged.
+    """
+    path = folder / WEIGHTS
+    if not path.is_file():
+        hint = (
+            " Its weights are pickled, which is not loaded; save them as safetensors."
+            if path.with_suffix(".bin").exists()
+            else ""
+        )
+        raise ModelError(f"{folder}: expected a file {WEIGHTS}, got none.{hint}")
+    try:
+        return {name: tensor.to(torch.float32) for name, tensor in load_file(path).items()}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: expected whole safetensors, got {error}.") from None
+
+
+def pad_rank(folder: Path, lora_rank: int) -> None:
+    """Fill an adapter up with zeros to a larger rank, in place. Its outputs stay the same, and so does its scale.
+
+    Raises:
+        ModelError: the folder is no plain LoRA adapter.
+    """
+    job, config, tensors = adapter_job(folder), _read_config(folder), read_tensors(folder)
+    missing = lora_rank - job.lora_rank
+    assert missing >= 0
+    padded = {
+        name: functional.pad(tensor, (0, 0, 0, missing) if ".lora_A." in name else (0, missing)).contiguous()
+        for name, tensor in tensors.items()
+    }
+    save_file(padded, folder / WEIGHTS, metadata={"format": "pt"})
+    changes = {"r": lora_rank, "lora_alpha": job.scale * lora_rank, "use_rslora": False}
+    (folder / CONFIG).write_text(json.dumps({**config, **changes}, indent=2), encoding="utf-8")
 
 
 def _config(job: LoraJob, base_name: str, *, is_conv1d: bool) -> dict[str, Any]:
@@ -141,21 +209,6 @@ def _check_config(config: dict[str, Any], job: LoraJob, folder: Path) -> None:
         raise ModelError(f"{folder}: got bias={config['bias']!r}, expected 'none'.")
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    path = folder / WEIGHTS
-    if not path.is_file():
-        hint = (
-            " Its weights are pickled, which is not loaded; save them as safetensors."
-            if path.with_suffix(".bin").exists()
-            else ""
-        )
-        raise ModelError(f"{folder}: expected a file {WEIGHTS}, got none.{hint}")
-    try:
-        return {name: tensor.to(torch.float32) for name, tensor in load_file(path).items()}
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: expected whole safetensors, got {error}.") from None
-
-
 def _matched(
     layers: Sequence[LinearLayer], slots: AdapterSlots, params_rW: Tensor, saved: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -172,4 +225,4 @@ def _matched(
 
 
 def _names(layer: LinearLayer) -> tuple[str, str]:
-    return f"{_PREFIX}{layer.name}.lora_A.weight", f"{_PREFIX}{layer.name}.lora_B.weight"
+    return f"{PREFIX}{layer.name}.lora_A.weight", f"{PREFIX}{layer.name}.lora_B.weight"

@@ -6,11 +6,19 @@ rest turns it into text and pictures and knows neither.
 
 from __future__ import annotations
 
-from alto_core.report.leaderboard import LeaderboardRow, SampleCount, count_samples, leaderboard, leaderboard_table
+from alto_core.report.leaderboard import (
+    EARLY_EXITS,
+    LeaderboardRow,
+    SampleCount,
+    count_samples,
+    leaderboard,
+    leaderboard_table,
+)
 from alto_core.report.load import build_report, job_rows
 from alto_core.report.values import JobRow, ReportData, StageTime, TaskFacts
 
 __all__ = [
+    "EARLY_EXITS",
     "JobRow",
     "LeaderboardRow",
     "ReportData",

@@ -18,6 +18,7 @@ MAX_LABELS = 10
 MAX_POINTS = 240
 """Points of one drawn line; more than pixels can show only make the page heavy."""
 LABEL_GAP = 14.0
+GATE_LABEL_WIDTH = 34.0
 
 DRAW_ORDER = (
     JobState.UNDERPERFORMING,
@@ -106,9 +107,12 @@ def _draw_axes(frame: _Frame, gates: Sequence[float], narrow: bool) -> None:
         canvas.text(x(tick), frame.bottom + 16, f"{100 * tick:g} %", "tick", "middle")
     canvas.text(x.start, frame.top - 12, "loss, nats per token" + (" (log scale)" if y.log else ""), "axis")
     canvas.text((x.start + x.end) / 2, frame.bottom + 34, "share of the job's own budget", "axis", "middle")
+    labelled = x.start - GATE_LABEL_WIDTH
     for fraction in gates:
         canvas.line(x(fraction), frame.top - 4, x(fraction), frame.bottom, "gate-line")
-        canvas.text(x(fraction) + 4, frame.top + 4, "gate", "axis")
+        if x(fraction) - labelled >= GATE_LABEL_WIDTH:
+            canvas.text(x(fraction) + 4, frame.top + 4, "gate", "axis")
+            labelled = x(fraction)
 
 
 def _draw_job(frame: _Frame, row: JobRow, curve: Curve, *, is_winner: bool) -> tuple[float, float] | None:

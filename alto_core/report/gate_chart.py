@@ -55,7 +55,7 @@ def _draw_entry(
         group.line(left, y, at, y, "stem")
         group.circle(at, y, 5, "mark" if entry.kept else "mark-open")
     if narrow:
-        short = "kept" if entry.kept else "ended" if entry.gate_rank is not None else entry.reason
+        short = "kept" if entry.kept else "ended" if entry.gate_rank is not None else "earlier"
         group.text(canvas.width - 80, y + 4, short, "label")
         return
     if entry.gate_rank is not None:

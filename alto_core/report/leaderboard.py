@@ -26,6 +26,10 @@ class LeaderboardRow:
     is_winner: bool
     val_metric: Interval | None
     """The task's metric on validation rows, where it was measured."""
+    loss_error: float | None = None
+    """Half of the 95 % interval of the validation loss, where the job was evaluated."""
+    winner_lead: Interval | None = None
+    """The winner's loss, or the metric where that chose it, minus this job's, paired row by row."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by column name, for tables and JSON."""
@@ -40,7 +44,9 @@ class LeaderboardRow:
             "rows_per_update": row.job.rows_per_update,
             "best_val_loss": row.best_val_loss,
             "best_step": row.best_step,
-            "val_metric": None if self.val_metric is None else self.val_metric.value,
+            "val_loss_error": self.loss_error,
+            **_as_columns("val_metric", self.val_metric),
+            **_as_columns("winner_lead", self.winner_lead),
             "gate_rank": row.gate_rank,
             "step": row.step,
             "total_steps": row.total_steps,
@@ -68,6 +74,7 @@ class SampleCount:
         return self.saved / self.planned if self.planned else 0.0
 
 
+Z95 = 1.96
 EARLY_EXITS = (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)
 
 
@@ -79,7 +86,10 @@ def leaderboard(
     A job that ended early measured its best loss on a part of its budget, so it stands below every finished one.
     Within a group the lower validation loss comes first, or with `choose_by="metric"` the higher metric.
     """
-    metrics = {s.job_id: s.metric_value for s in result.scores if s.split == "validation"}
+    scores = {s.job_id: s for s in result.scores if s.split == "validation"}
+    metrics = {job_id: score.metric_value for job_id, score in scores.items()}
+    quantity = next((s.metric for s in scores.values() if s.metric), None) if choose_by == "metric" else "loss"
+    leads = {c.other_id: c.difference for c in result.comparisons if c.split == "validation" and c.quantity == quantity}
 
     def key(row: JobRow) -> tuple[bool, bool, int, float, float, str]:
         metric = metrics.get(row.job_id)
@@ -94,6 +104,8 @@ def leaderboard(
             row=row,
             is_winner=row.job_id == result.winner,
             val_metric=metrics.get(row.job_id),
+            loss_error=Z95 * scores[row.job_id].loss_standard_error if row.job_id in scores else None,
+            winner_lead=leads.get(row.job_id),
         )
         for place, row in enumerate(sorted(jobs, key=key), start=1)
     )
@@ -125,6 +137,14 @@ def count_samples(jobs: Sequence[JobRow], *, num_train_rows: int | None = None) 
         if row.state in saved_by:
             saved_by[row.state] += whole - done
     return SampleCount(planned=planned, trained=trained, trained_by_finished=by_finished, saved_by=saved_by)
+
+
+def _as_columns(name: str, interval: Interval | None) -> dict[str, float | None]:
+    return {
+        name: interval.value if interval else None,
+        f"{name}_low": interval.low if interval else None,
+        f"{name}_high": interval.high if interval else None,
+    }
 
 
 def _rows_of(row: JobRow, steps: int, num_train_rows: int | None) -> int:

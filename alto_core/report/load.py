@@ -11,13 +11,16 @@ import yaml
 from alto_core import wording
 from alto_core.data.report import DataReport
 from alto_core.report.page import render_page
-from alto_core.report.values import ExitTime, JobRow, ReportData, StageTime, TaskFacts
+from alto_core.report.values import ExitTime, JobRow, LogLine, ReportData, StageTime, TaskFacts
 from alto_core.result import TaskResult
 from alto_core.settings import Settings
 from alto_core.store import EventRecord, JobRecord, Store, TaskRecord
 
 if TYPE_CHECKING:
     from alto_core.early_exit.curves import Curve
+
+LOGGED_KINDS = ("stage", "gate", "exit", "score", "registered", "warning", "error")
+"""Events that decide something, or explain what was decided."""
 
 
 def build_report(task_id: str, settings: Settings, out: Path | None = None) -> Path:
@@ -54,11 +57,17 @@ def load_report(task_id: str, settings: Settings) -> ReportData:
     curves: Mapping[str, Curve] = {}
     if record.parent_run_id:
         curves = Tracker(settings).task_runs(task_id).read_curves([row.job_id for row in jobs])
-    return report_data(record, jobs, events, curves)
+    profile = store.profile(task_id)
+    return report_data(record, jobs, events, curves, device=profile.device if profile else None)
 
 
 def report_data(
-    record: TaskRecord, jobs: Sequence[JobRow], events: Sequence[EventRecord], curves: Mapping[str, Curve]
+    record: TaskRecord,
+    jobs: Sequence[JobRow],
+    events: Sequence[EventRecord],
+    curves: Mapping[str, Curve],
+    *,
+    device: str | None = None,
 ) -> ReportData:
     """Put a task's records together. Pure."""
     result = TaskResult.from_dict(record.result or {})
@@ -78,6 +87,12 @@ def report_data(
             for event in events
             if event.kind == "exit" and event.job_id
         ),
+        log=tuple(
+            LogLine(seconds=(event.at - started).total_seconds(), kind=event.kind, job_id=event.job_id, text=event.text)
+            for event in events
+            if event.kind in LOGGED_KINDS and event.text
+        ),
+        device=device,
         warnings=tuple(event.text for event in events if event.kind == "warning" and event.text),
         tokens_per_second=result.tokens_per_second or _median_speed(events),
         data_table=DataReport.from_dict(result.data_report).as_text() if result.data_report else "",

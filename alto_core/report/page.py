@@ -13,10 +13,12 @@ import jinja2
 from markupsafe import Markup
 
 from alto_core import wording
-from alto_core.domain import JobState, Score, TaskState
+from alto_core.domain import AnswerSample, JobState, Score, TaskState
 from alto_core.report.curve_chart import curve_chart
 from alto_core.report.exit_charts import fate_chart, samples_chart
 from alto_core.report.gate_chart import gate_chart
+from alto_core.report.gate_scatter import gate_points, gate_scatter, rank_correlation
+from alto_core.report.heat_map import heat_map
 from alto_core.report.leaderboard import SampleCount, count_samples, leaderboard
 from alto_core.report.score_chart import loss_chart, metric_chart
 from alto_core.report.svg import printable
@@ -25,6 +27,8 @@ from alto_core.result import GateRecord
 
 WIDE, NARROW = 880.0, 360.0
 HALF = 420.0
+MAX_SAMPLE = 500
+"""Characters of a prompt or an answer that are shown."""
 FATES = ("winner", "untuned", *(str(state) for state in JobState), "racing", "trained", "rest")
 TASK_COLOURS = {
     TaskState.QUEUED: "waiting",
@@ -46,7 +50,7 @@ def render_page(data: ReportData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(rate=wording.rate, loss=wording.loss)
+    environment.filters.update(rate=wording.rate, loss=wording.loss, duration=wording.duration)
     return printable(environment.get_template("page.html").render(**_content(data)))
 
 
@@ -77,6 +81,12 @@ def _content(data: ReportData) -> dict[str, Any]:
         ),
         "samples_picture": _both(lambda width: samples_chart(samples, width=width)),
         "samples_text": _samples_text(samples),
+        "cost_text": _cost_text(data, samples),
+        "heat_picture": _both(lambda width: heat_map(data.jobs, winner=result.winner, width=width)),
+        "answers": [_clipped(sample) for sample in result.samples],
+        "comparison_text": _comparison_text(data),
+        "log": data.log,
+        "has_leads": any(line.winner_lead for line in board),
         "board": board,
         "chosen_by": (data.facts.metric or "metric").replace("_", " ")
         if data.facts.choose_by == "metric"
@@ -138,6 +148,36 @@ def _samples_text(samples: SampleCount) -> str:
     return f"Early exit saved {counts} ({wording.share(samples.saved_share)}), counted over all epochs of all jobs."
 
 
+def _cost_text(data: ReportData, samples: SampleCount) -> str:
+    """What early exit saved in time: the rows that it spared, at the speed of those that were trained."""
+    begins = {stage.stage: stage.seconds for stage in data.stages}
+    if not samples.saved or not samples.trained or "warmup" not in begins or "evaluate" not in begins:
+        return ""
+    seconds = begins["evaluate"] - begins["warmup"]
+    unit = "GPU" if (data.device or "").startswith("cuda") else "machine"
+    saved = wording.duration(seconds * samples.saved / samples.trained)
+    return (
+        f"Training took {wording.duration(seconds)} of {unit} time; at that speed the spared rows would have taken "
+        f"another {saved}."
+    )
+
+
+def _comparison_text(data: ReportData) -> str:
+    """Winner against the untuned model, row by row."""
+    told = []
+    for quantity in ("loss", data.facts.metric or ""):
+        found = data.result.comparison(None, "test", quantity)
+        if found is not None:
+            d = found.difference
+            told.append(f"{quantity.replace('_', ' ')} {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]")
+    return f"Winner minus untuned, paired over {d.num_rows} rows: {', '.join(told)}." if told else ""
+
+
+def _clipped(sample: AnswerSample) -> dict[str, str]:
+    texts = {name: str(value) for name, value in vars(sample).items()}
+    return {name: text if len(text) <= MAX_SAMPLE else f"{text[:MAX_SAMPLE]} ..." for name, text in texts.items()}
+
+
 def _winner_text(data: ReportData) -> str:
     row = next((row for row in data.jobs if row.job_id == data.result.winner), None)
     return (
@@ -157,8 +197,15 @@ def _gate_section(gate: GateRecord, data: ReportData) -> dict[str, Any]:
     before = len(gate.entries) - ranked
     text = f"{kept} of {wording.plural(ranked, 'job')} went on"
     text += f"; {wording.plural(before, 'job')} had ended before." if before else "."
-    picture = _both(lambda width: gate_chart(gate, data.jobs, width=width))
-    return {"at": wording.share(gate.fraction), "text": text, "picture": picture}
+    points = gate_points(gate, data.jobs)
+    correlation = rank_correlation(points)
+    return {
+        "at": wording.share(gate.fraction),
+        "text": text,
+        "picture": _both(lambda width: gate_chart(gate, data.jobs, width=width)),
+        "scatter": _both(lambda width: gate_scatter(points, winner=data.result.winner, width=width)),
+        "correlation": None if correlation is None else f"{correlation:.2f}",
+    }
 
 
 def _facts_list(data: ReportData) -> list[tuple[str, str]]:

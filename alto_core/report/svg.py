@@ -54,9 +54,19 @@ class Canvas:
         self._add("polygon", css, title, points=" ".join(f"{_n(x)},{_n(y)}" for x, y in points))
 
     def rect(
-        self, x: float, y: float, width: float, height: float, css: str, title: str = "", radius: float = 0
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        css: str,
+        title: str = "",
+        radius: float = 0,
+        opacity: float = 1,
     ) -> None:
-        self._add("rect", css, title, x=_n(x), y=_n(y), width=_n(max(0.0, width)), height=_n(height), rx=_n(radius))
+        shape = {"x": x, "y": y, "width": max(0.0, width), "height": height, "rx": radius}
+        attributes = {name: _n(value) for name, value in shape.items()}
+        self._add("rect", css, title, **attributes, **({} if opacity == 1 else {"fill-opacity": f"{opacity:.2f}"}))
 
     def circle(self, x: float, y: float, radius: float, css: str, title: str = "") -> None:
         self._add("circle", css, title, cx=_n(x), cy=_n(y), r=_n(radius))

@@ -90,6 +90,17 @@ class ExitTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One decision, or something else that a reader may want to look up."""
+
+    seconds: float
+    """After the task's start."""
+    kind: str
+    job_id: str | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportData:
     """Everything that one report shows."""
 
@@ -101,6 +112,9 @@ class ReportData:
     stages: tuple[StageTime, ...] = ()
     exits: tuple[ExitTime, ...] = ()
     warnings: tuple[str, ...] = ()
+    log: tuple[LogLine, ...] = ()
     tokens_per_second: float | None = None
+    device: str | None = None
+    """Where it trained."""
     data_table: str = ""
     """What became of the data set's rows, as plain text."""

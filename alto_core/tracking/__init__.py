@@ -3,9 +3,24 @@
 Everything goes through `MlflowClient` with explicit run ids. Nothing connects at import.
 """
 
-from alto_core.tracking.adapters import RegisteredAdapter
+from alto_core.tracking import links
 from alto_core.tracking.client import Tracker
 from alto_core.tracking.description import DatasetSummary
+from alto_core.tracking.packaging import ServingFacts
+from alto_core.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS_TAG, RegisteredAdapter, Registry
 from alto_core.tracking.runs import TaskRuns
+from alto_core.tracking.served_adapter import fingerprint
 
-__all__ = ["DatasetSummary", "RegisteredAdapter", "TaskRuns", "Tracker"]
+__all__ = [
+    "CHALLENGER",
+    "CHAMPION",
+    "PREVIOUS_TAG",
+    "DatasetSummary",
+    "RegisteredAdapter",
+    "Registry",
+    "ServingFacts",
+    "TaskRuns",
+    "Tracker",
+    "fingerprint",
+    "links",
+]

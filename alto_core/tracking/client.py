@@ -13,10 +13,10 @@ from alto_core.config import TuningTask
 from alto_core.domain import LoraJob
 from alto_core.errors import TrackingError
 from alto_core.settings import Settings
-from alto_core.tracking import adapters, description
-from alto_core.tracking.adapters import RegisteredAdapter
+from alto_core.tracking import description
 from alto_core.tracking.connection import Connection, timed
 from alto_core.tracking.description import JOB_ID, JOB_INDEX, TASK_ID, WORKSPACE, DatasetSummary
+from alto_core.tracking.registry import Registry
 from alto_core.tracking.runs import TaskRuns
 
 _TASK_ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -95,14 +95,10 @@ class Tracker:
             ema_alpha=float(parents[0].data.params["ema_alpha"]),
         )
 
-    @timed
-    def registered_adapter(self, name: str, alias: str = adapters.CHAMPION) -> RegisteredAdapter:
-        """The version of a registered model that an alias stands on.
-
-        Raises:
-            TrackingError: there is none.
-        """
-        return adapters.find_version(self._connection, name, alias)
+    @property
+    def registry(self) -> Registry:
+        """The model registry of the same MLflow."""
+        return Registry(self._connection)
 
     def _experiment_id(self, name: str) -> str:
         client, call = self._connection.client, self._connection.call

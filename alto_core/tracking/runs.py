@@ -7,22 +7,35 @@ runs is `client`'s.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from mlflow.entities import Metric
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from alto_core.domain import Evaluation, JobOutcome, JobState, Score, StepRecord, TaskState
 from alto_core.early_exit.curves import Curve
 from alto_core.errors import TrackingError
 from alto_core.tracking import adapters
-from alto_core.tracking.adapters import RegisteredAdapter
 from alto_core.tracking.connection import Connection, timed
-from alto_core.tracking.description import GATE_RANK, REASON, STATE, JobRun, as_tags, job_metrics, score_metrics
+from alto_core.tracking.description import (
+    GATE_RANK,
+    JOB_ID,
+    REASON,
+    STATE,
+    TASK_ID,
+    JobRun,
+    as_tags,
+    job_metrics,
+    score_metrics,
+)
 from alto_core.tracking.history import HistoryReader
 from alto_core.tracking.names import clean_name
+from alto_core.tracking.packaging import ServingFacts
+from alto_core.tracking.registry import RegisteredAdapter, Registry
 from alto_core.tracking.rows import RowLossArchive
 from alto_core.tracking.series import VAL_LOSS, CurveCache
 from alto_core.tracking.sums import RunningSums, now_ms
@@ -211,6 +224,16 @@ class TaskRuns:
             if score.split == "test":
                 self._log_values(self.parent_run_id, named, 0)
 
+    @contextmanager
+    def system_metrics(self) -> Iterator[None]:
+        """Log the use of GPU, memory, processor, disk and network on the parent run, every ten seconds of the block."""
+        monitor = SystemMetricsMonitor(self.parent_run_id, resume_logging=True, tracking_uri=self._connection.uri)
+        monitor.start()
+        try:
+            yield
+        finally:
+            monitor.finish()
+
     @timed
     def release(self) -> None:
         """Write what waits; the runs stay as they are. Another process may go on from here.
@@ -254,23 +277,16 @@ class TaskRuns:
 
     @timed
     def register(
-        self,
-        *,
-        name: str,
-        job_id: str,
-        adapter_folder: Path,
-        tags: Mapping[str, str] | None = None,
-        input_example: str | None = None,
+        self, *, name: str, job_id: str, adapter_folder: Path, tags: Mapping[str, str], facts: ServingFacts
     ) -> RegisteredAdapter:
-        """Register an exported adapter as a version of a model; see `adapters.register`."""
-        return adapters.register(
-            self._connection,
+        """Register an exported adapter as a version of a model; see `Registry.register`."""
+        return Registry(self._connection).register(
             name=name,
             experiment_id=self.experiment_id,
             run_id=self._job(job_id).run_id,
             folder=adapter_folder,
-            tags={"alto.task_id": self.task_id, "alto.job_id": job_id, **(tags or {})},
-            input_example=input_example,
+            tags={TASK_ID: self.task_id, JOB_ID: job_id, **tags},
+            facts=facts,
         )
 
     @timed

@@ -222,6 +222,57 @@ def replay(
     run_replay(curves, policies=policy or ["guarded"], settings=setting or [], as_json=as_json)
 
 
+def promote(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Registered model.")],
+    margin: Annotated[
+        float, typer.Option("--margin", min=0.0, help="How much better, beyond the 95 % interval, it must be.")
+    ] = 0.0,
+    accept_other_rows: Annotated[
+        bool, typer.Option("--accept-other-rows", help="Compare even where the champion was held out other rows.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare the challenger with the champion on the same held-out rows; the better one serves."""
+    from flows.cli.promote import run_promote
+
+    ctx.meta[JSON_REQUESTED] = as_json
+    run_promote(name, margin=margin, accept_other_rows=accept_other_rows, as_json=as_json)
+
+
+@app.command()
+def rollback(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Registered model.")],
+    as_json: Json = False,
+) -> None:
+    """Let the version serve that was champion before the last promotion."""
+    from flows.cli.promote import run_rollback
+
+    ctx.meta[JSON_REQUESTED] = as_json
+    run_rollback(name, as_json=as_json)
+
+
+@app.command()
+def export(
+    ctx: typer.Context,
+    reference: Annotated[
+        str, typer.Argument(metavar="NAME[@ALIAS]", help="Registered model: name@alias, name/version, or its champion.")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder to write.")],
+    merged: Annotated[bool, typer.Option("--merged", help="Also write DIR/merged, the whole model.")] = False,
+    padded: Annotated[
+        bool, typer.Option("--pad-rank", help="Fill the rank up with zeros to the next limit that vLLM has.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a registered adapter as a PEFT folder, checked, with a card."""
+    from flows.cli.export import run_export
+
+    ctx.meta[JSON_REQUESTED] = as_json
+    run_export(reference, folder, merged=merged, padded=padded, as_json=as_json)
+
+
 @app.command()
 def ui(
     mlflow_port: Annotated[int, typer.Option("--mlflow-port", min=1, max=65535, help="Port of MLflow's UI.")] = 5000,

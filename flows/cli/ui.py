@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 import sys
 import time
-import urllib.parse
 
 from rich.console import Console
 from rich.text import Text
@@ -53,13 +51,6 @@ def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
             _wait(running)
         except KeyboardInterrupt:
             console.print(Text("Stopping ...", style="dim"))
-
-
-def compare_url(mlflow_url: str, experiment_id: str, run_ids: list[str]) -> str:
-    """MLflow's page that compares runs, parallel coordinates included."""
-    runs = urllib.parse.quote(json.dumps(run_ids, separators=(",", ":")))
-    experiments = urllib.parse.quote(json.dumps([experiment_id], separators=(",", ":")))
-    return f"{mlflow_url}/#/compare-runs?runs={runs}&experiments={experiments}"
 
 
 def _services(settings: Settings, mlflow_port: int, prefect_port: int) -> list[Service]:
@@ -121,17 +112,21 @@ def _print_links(settings: Settings, mlflow_url: str, prefect_url: str, console:
 
 
 def _task_links(settings: Settings, record: TaskRecord, mlflow_url: str, prefect_url: str) -> list[tuple[str, str]]:
-    links = []
+    found = []
     if record.parent_run_id:
-        from alto_core.tracking import Tracker
+        from alto_core.tracking import Tracker, links
 
         runs = Tracker(settings).task_runs(record.task_id)
         run_ids = list(runs.job_run_ids.values())[:MAX_COMPARED_RUNS]
-        links.append((record.task_id, f"{mlflow_url}/#/experiments/{runs.experiment_id}/runs/{runs.parent_run_id}"))
-        links.append(("its jobs compared", compare_url(mlflow_url, runs.experiment_id, run_ids)))
+        found.append((record.task_id, links.run_url(mlflow_url, runs.experiment_id, runs.parent_run_id)))
+        found.append(("its jobs compared", links.compare_url(mlflow_url, runs.experiment_id, run_ids)))
+    if record.registered_name:
+        from alto_core.tracking import links
+
+        found.append(("its registered model", links.model_url(mlflow_url, record.registered_name)))
     if record.flow_run_id:
-        links.append(("its flow run", f"{prefect_url}/runs/flow-run/{record.flow_run_id}"))
-    return links
+        found.append(("its flow run", f"{prefect_url}/runs/flow-run/{record.flow_run_id}"))
+    return found
 
 
 def _wait(running: list[RunningService]) -> None:

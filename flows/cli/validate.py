@@ -10,6 +10,7 @@ from rich.text import Text
 
 from alto_core import wording
 from alto_core.config import TuningTask, load_task
+from alto_core.engine.serving import VLLM_MAX_RANKS, smallest_max_rank
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import dump, stdout_for
 
@@ -88,7 +89,15 @@ def _facts(plan: TaskPlan) -> list[tuple[str, str]]:
             (task.evaluation.metric or "metric") if task.evaluation.choose_by == "metric" else "validation loss",
         ),
         ("registered as", task.registered_model),
+        ("served by", _serving_words(max(job.lora_rank for job in plan.jobs))),
     ]
+
+
+def _serving_words(largest_rank: int) -> str:
+    limit = smallest_max_rank(largest_rank)
+    if limit is None:
+        return f"vLLM only up to rank {VLLM_MAX_RANKS[-1]}, the search space goes to {largest_rank}"
+    return f"vLLM with --max-lora-rank {limit}, whichever job wins"
 
 
 def _search_words(task: TuningTask) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,11 +43,18 @@ def test_a_task_ends_with_a_registered_adapter_and_true_states(tiny_task: Callab
         run = client.get_run(run_id)
         assert run.data.tags["alto.state"] == jobs[job_id].state.value, "the same word in MLflow and in the store"
         assert run.info.status == ("FINISHED" if jobs[job_id].state is JobState.FINISHED else "KILLED")
-    assert client.get_run(runs.parent_run_id).info.status == "FINISHED"
+    parent = client.get_run(runs.parent_run_id)
+    assert parent.info.status == "FINISHED"
+    assert {"best_val_loss", "samples_saved", "survivors", "test_exact_match"} <= set(parent.data.metrics)
+    answers = {item.path for item in client.list_artifacts(runs.parent_run_id, "answers")}
+    assert answers == {"answers/validation.parquet", "answers/test.parquet"}
     version = client.get_model_version_by_alias("tiny", "champion")
     assert version.tags["alto.job_id"] == result.winner
     assert version.tags["alto.data_digest"]
     assert (result.report).is_file()
+
+    page = result.report.read_text()
+    assert "Winner minus untuned, paired over 8 rows" in page and "To the first prompts of the test split" in page
 
     table = leaderboard(result.task_id)
     assert table["job_id"].iloc[0] == result.winner
@@ -80,6 +89,10 @@ def test_a_second_task_of_the_same_file_decides_the_same(tiny_task: Callable[...
     assert first.winner == second.winner
     assert second.registered.version == first.registered.version + 1
     assert second.registered.aliases == ("challenger",)
+    summaries = [a for a in asyncio.run(_artifacts()) if a.key == "summary" and second.task_id in str(a.description)]
+    (summary,) = summaries
+    for page in ("runs/", "compare-runs", "artifacts/report.html", "models/tiny"):
+        assert "/#/" in summary.data and page in summary.data
 
 
 def test_a_task_whose_jobs_all_diverge_fails_with_the_reason(tiny_task: Callable[..., TuningTask]) -> None:
@@ -114,6 +127,11 @@ def test_bad_data_is_refused_before_anything_is_created(tiny_task: Callable[...,
     assert Store(load_settings()).tasks() == ()
 
 
+async def _artifacts() -> list[Any]:
+    async with get_client() as client:
+        return list(await client.read_artifacts())
+
+
 async def _flow_runs() -> list[tuple[str, str]]:
     async with get_client() as client:
         return [(run.name, run.state.name) for run in await client.read_flow_runs() if run.state]
@@ -122,8 +140,6 @@ async def _flow_runs() -> list[tuple[str, str]]:
 def test_an_interrupted_task_is_cancelled_everywhere(
     tiny_task: Callable[..., TuningTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
     from alto_core.supervision import Supervisor
 
     calls = []

@@ -1,4 +1,4 @@
-"""Greedy answers: those of transformers and PEFT, whatever shares the batch."""
+"""Answers: those of transformers and PEFT, whatever shares the batch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from alto_core.data.packing import pack_rows
 from alto_core.engine.backbone import load_backbone, packed_logits
 from alto_core.engine.engine import Engine
 from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows
+from alto_core.engine.sampling import Sampling, drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
@@ -55,8 +56,7 @@ def test_answers_of_many_adapters_in_one_batch_equal_each_alone(tiny: Any, famil
         names = [None, jobs[0].job_id, jobs[1].job_id]
         asked = [(name, prompt) for prompt in prompts for name in names]
         answers = [
-            engine.generate(asked, max_new_tokens=6, stop_token_ids=(), pad_token_id=0, max_rows=max_rows)
-            for max_rows in (100, 5)
+            engine.generate(asked, max_new_tokens=6, stop_token_ids=(), max_rows=max_rows) for max_rows in (100, 5)
         ]
     assert answers[0] == answers[1]
     models = {None: tiny.plain_model(family)}
@@ -76,19 +76,56 @@ def test_answer_ends_before_any_stop_token(tiny: Any) -> None:
     stop = (free[0][3], free[1][1])
     with tiny.engine() as engine:
         asked = [(None, prompt) for prompt in prompts]
-        answers = engine.generate(asked, max_new_tokens=8, stop_token_ids=stop, pad_token_id=0, max_rows=4)
+        answers = engine.generate(asked, max_new_tokens=8, stop_token_ids=stop, max_rows=4)
     assert answers == [greedy(plain, prompt, 8, stop) for prompt in prompts]
     assert len(answers[1]) <= 1
 
 
-def test_pad_token_that_is_a_normal_or_the_stop_token_changes_nothing(tiny: Any) -> None:
-    asked = [(None, prompt) for prompt in draw_prompts(5, tiny.vocabulary)]
+def test_rows_that_finish_make_room_and_answers_stay_the_same(tiny: Any) -> None:
+    # Every batch is put together anew again and again: rows leave at other times, prompts of other lengths come in.
+    prompts = draw_prompts(13, tiny.vocabulary)
+    plain = tiny.plain_model()
+    free = [greedy(plain, prompt, 9) for prompt in prompts]
+    stop = tuple({answer[i % 6] for i, answer in enumerate(free)})
+    expected = [greedy(plain, prompt, 9, stop) for prompt in prompts]
+    assert len({len(answer) for answer in expected}) > 3
     with tiny.engine() as engine:
-        answers = [
-            engine.generate(asked, max_new_tokens=5, stop_token_ids=(2,), pad_token_id=pad, max_rows=5)
-            for pad in (0, 2, 50)
+        for max_rows in (1, 2, 3, 7, None):
+            asked = [(None, prompt) for prompt in prompts]
+            answers = engine.generate(asked, max_new_tokens=9, stop_token_ids=stop, max_rows=max_rows)
+            assert answers == expected, max_rows
+
+
+def test_drawn_answers_depend_on_seed_and_prompt_alone(tiny: Any) -> None:
+    prompts = draw_prompts(6, tiny.vocabulary)
+    asked = [(None, prompt) for prompt in prompts]
+    options = {"max_new_tokens": 6, "stop_token_ids": (2,)}
+    with tiny.engine() as engine:
+        first = engine.generate(asked, sampling=Sampling(seed=3), **options)
+        alone = [
+            engine.generate([pair], sampling=Sampling(seed=3), max_rows=1, **options)[0] for pair in reversed(asked)
         ]
-    assert answers[0] == answers[1] == answers[2]
+        other = engine.generate(asked, sampling=Sampling(seed=4), **options)
+        nearly_greedy = engine.generate(asked, sampling=Sampling(temperature=1e-4), **options)
+        narrow = engine.generate(asked, sampling=Sampling(top_p=1e-6, seed=3), **options)
+        greedily = engine.generate(asked, **options)
+    assert alone == first[::-1]
+    assert first != other
+    assert nearly_greedy == narrow == greedily
+
+
+def test_tokens_are_drawn_with_their_probabilities() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.6, 0.05, 0.25]])).expand(4000, 4)
+    draws = (torch.arange(4000) + 0.5) / 4000
+    for top_p, expected in ((1.0, (0.1, 0.6, 0.05, 0.25)), (0.7, (0.0, 0.6 / 0.85, 0.0, 0.25 / 0.85))):
+        counts = torch.bincount(drawn(logits, draws, Sampling(top_p=top_p)), minlength=4) / 4000
+        assert counts.tolist() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_sampling_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="expected temperature above 0"):
+        Sampling(**wrong)
 
 
 def test_models_own_sampling_settings_do_not_enter(tiny: Any, tmp_path: Path) -> None:
@@ -101,7 +138,7 @@ def test_models_own_sampling_settings_do_not_enter(tiny: Any, tmp_path: Path) ->
     with Engine(
         load_backbone(ModelSection(name=str(folder)), "cpu"), target_modules=["q_proj"], num_slots=1, rank_rows=1
     ) as engine:
-        answers = engine.generate([(None, prompt)], max_new_tokens=7, stop_token_ids=(), pad_token_id=0, max_rows=1)
+        answers = engine.generate([(None, prompt)], max_new_tokens=7, stop_token_ids=(), max_rows=1)
     assert answers == [greedy(tiny.plain_model(), prompt, 7)]
 
 
@@ -113,7 +150,6 @@ def test_answers_end_where_the_models_positions_end(tiny: Any) -> None:
             [(None, long), (None, full), (None, short)],
             max_new_tokens=10,
             stop_token_ids=(),
-            pad_token_id=0,
             max_rows=8,
         )
     assert [len(answer) for answer in answers] == [4, 0, 10]
@@ -123,7 +159,7 @@ def test_packed_attention_is_back_after_generation(tiny: Any) -> None:
     rows = tiny.rows(3)
     with tiny.engine() as engine:
         before = engine.evaluate([""], rows, max_tokens=100)
-        engine.generate([(None, (5, 6))], max_new_tokens=2, stop_token_ids=(), pad_token_id=0, max_rows=1)
+        engine.generate([(None, (5, 6))], max_new_tokens=2, stop_token_ids=(), max_rows=1)
         assert engine.evaluate([""], rows, max_tokens=100) == before
     model = tiny.backbone().model
     assert model.config._attn_implementation == PACKED_ATTENTION
@@ -134,7 +170,7 @@ def test_packed_attention_is_back_after_generation(tiny: Any) -> None:
 
 def test_empty_prompts_are_refused_and_no_prompts_give_no_answers(tiny: Any) -> None:
     with tiny.engine() as engine:
-        options = {"max_new_tokens": 2, "stop_token_ids": (), "pad_token_id": 0, "max_rows": 1}
+        options = {"max_new_tokens": 2, "stop_token_ids": (), "max_rows": 1}
         assert engine.generate([], **options) == []
         with pytest.raises(ValueError, match="at least one token"):
             engine.generate([(None, ())], **options)

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from alto_core.domain import GateEntry, Interval, JobState, LoraJob, Score, TaskState
+from alto_core.domain import AnswerSample, Comparison, GateEntry, Interval, JobState, LoraJob, Score, TaskState
 from alto_core.early_exit.curves import Curve
 from alto_core.report import JobRow, ReportData, StageTime, TaskFacts
-from alto_core.report.values import ExitTime
+from alto_core.report.values import ExitTime, LogLine
 from alto_core.result import GateRecord, RegisteredVersion, TaskResult
 
 TOTAL_STEPS, WARMUP_STEPS = 40, 4
@@ -93,6 +93,18 @@ def _scores(winner: str) -> tuple[Score, ...]:
     )
 
 
+def _comparisons(winner: str, second: str) -> tuple[Comparison, ...]:
+    def comparison(other_id: str | None, split: str, quantity: str, value: float) -> Comparison:
+        difference = Interval(value=value, low=value - 0.01, high=value + 0.01, num_rows=240)
+        return Comparison(job_id=winner, other_id=other_id, split=split, quantity=quantity, difference=difference)
+
+    return (
+        comparison(second, "validation", "loss", -0.02),
+        comparison(None, "test", "loss", -2.49),
+        comparison(None, "test", "exact_match", 0.925),
+    )
+
+
 def make_report(num_copies: int = 1) -> ReportData:
     """One job of every fate, times `num_copies` with slightly different learning rates."""
     rows, curves = [], {}
@@ -138,6 +150,12 @@ def make_report(num_copies: int = 1) -> ReportData:
         result=TaskResult(
             winner=winner,
             scores=_scores(winner),
+            comparisons=_comparisons(winner, rows[0].job_id),
+            samples=(
+                AnswerSample(
+                    split="test", prompt="Reverse: one two", reference="two one", winner="two one", untuned="<b>one</b>"
+                ),
+            ),
             gates=(GateRecord(fraction=0.1, entries=tuple(entries)),),
             num_train_rows=320,
             seconds=318,
@@ -146,7 +164,11 @@ def make_report(num_copies: int = 1) -> ReportData:
             adapter_folder="jobs/winner/adapter",
             registered=RegisteredVersion(name="made", version=1, aliases=("champion",)),
         ),
-        stages=tuple(StageTime(stage=name, seconds=at) for name, at in (("profile", 3), ("warmup", 20), ("gate", 85))),
+        stages=tuple(
+            StageTime(stage=name, seconds=at)
+            for name, at in (("profile", 3), ("warmup", 20), ("gate", 85), ("evaluate", 200))
+        ),
+        log=(LogLine(seconds=86, kind="gate", job_id=None, text="6 go on"),),
         exits=tuple(ExitTime(job_id=row.job_id, seconds=60 + 5 * row.step) for row in rows),
         tokens_per_second=187.0,
         data_table="split  rows\ntrain   320",

@@ -69,14 +69,19 @@ def test_shows_the_facts_that_a_reader_looks_for(report_data: ReportData) -> Non
         "made version 1 (champion)",
         "name: made",
         "train   320",
+        "Winner minus untuned, paired over 240 rows: loss -2.490",
+        "Reverse: one two",
+        "<b>one</b>",
+        "at that speed the spared rows would have taken another",
+        "6 go on",
     ):
         assert fact in text, fact
 
 
 def test_pictures_are_well_formed_and_come_in_two_widths(report_data: ReportData) -> None:
     pictures = _pictures(render_page(report_data))
-    # two scores, curves, one gate, fates, samples
-    assert len(pictures) == 2 * 6
+    # two scores, curves, one gate and what came of its jobs, fates, samples, learning rate and rank
+    assert len(pictures) == 2 * 8
     for picture in pictures:
         assert picture.tag == "{http://www.w3.org/2000/svg}svg"
 

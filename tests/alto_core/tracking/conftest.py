@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
+import json
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ import pytest
 
 from alto_core.config import TuningTask, parse_task
 from alto_core.domain import Evaluation, LoraJob, RowLosses, StepRecord
-from alto_core.settings import Settings, load_settings
+from alto_core.settings import Settings
 from alto_core.tracking import DatasetSummary, Tracker
 
 
@@ -65,23 +63,14 @@ def make() -> SimpleNamespace:
     return SimpleNamespace(task=make_task, jobs=make_jobs, steps=make_steps, evaluation=make_evaluation, data=data)
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow needs seconds to make its tables; tests copy this file."""
-    settings = load_settings({"ALTO_HOME": str(tmp_path_factory.mktemp("mlflow"))})
-    Tracker(settings)
-    database = settings.home / "mlflow.db"
-    with closing(sqlite3.connect(database)) as connection:  # into the one file that tests copy
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return database
-
-
 @pytest.fixture
-def embedded(settings: Settings, empty_database: Path) -> Settings:
-    """A workspace whose MLflow database has its tables."""
-    settings.home.mkdir(parents=True)
-    shutil.copy(empty_database, settings.home / "mlflow.db")
-    return settings
+def adapter(tmp_path: Path) -> Path:
+    """A folder with the files of an exported adapter; their content does not matter here."""
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/tiny", "r": 8}))
+    (folder / "adapter_model.safetensors").write_bytes(b"\1" * 1000)
+    return folder
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,3 +229,20 @@ def test_an_artifact_cannot_leave_its_folder(open_runs: Any) -> None:
     for name in ("../../evil.txt", "/etc/evil.txt"):
         with pytest.raises(TrackingError):
             runs.log_text("x", name)
+
+
+def test_the_machine_is_watched_on_the_tasks_own_run(tracker: Tracker, open_runs: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    runs, _ = open_runs(1)
+    client = tracker._connection.client
+    for times in (1, 2):
+        with runs.system_metrics():
+            deadline = time.monotonic() + 60
+            while not _watched(client, runs.parent_run_id, times) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        assert _watched(client, runs.parent_run_id, times), "a second stretch goes on where the first one ended"
+
+
+def _watched(client: Any, run_id: str, times: int) -> bool:
+    history = client.get_metric_history(run_id, "system/cpu_utilization_percentage")
+    return len({point.step for point in history}) >= times

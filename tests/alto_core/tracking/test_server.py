@@ -18,7 +18,7 @@ import pytest
 
 from alto_core.domain import JobState, TaskState
 from alto_core.settings import Settings, load_settings
-from alto_core.tracking import Tracker, history
+from alto_core.tracking import ServingFacts, Tracker, history
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,19 @@ def test_a_task_is_logged_read_and_registered_through_a_server(
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.safetensors").write_bytes(b"\1" * 1000)
     assert runs.log_adapter(ids[1], folder).startswith("runs:/")
-    assert runs.register(name="through-a-server", job_id=ids[1], adapter_folder=folder).aliases == ("champion",)
+    facts = ServingFacts(
+        base_model="org/tiny",
+        base_revision=None,
+        base_fingerprint=None,
+        stop_token_ids=(2,),
+        pad_token_id=0,
+        max_new_tokens=9,
+        example_prompt="a",
+    )
+    version = runs.register(name="through-a-server", job_id=ids[1], adapter_folder=folder, tags={}, facts=facts)
+    assert version.aliases == ("champion",)
+    copy = tracker.registry.download(version, tmp_path / "copy")
+    assert (copy / "adapter_model.safetensors").read_bytes() == b"\1" * 1000
     runs.close(TaskState.FINISHED)
     client = tracker._connection.client
     assert [client.get_run(r).info.status for r in runs.job_run_ids.values()] == ["KILLED", "KILLED", "KILLED"]

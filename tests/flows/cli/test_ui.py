@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from alto_core.tracking.links import compare_url
 from flows.cli import services
 from flows.cli.services import RunningService, Service, ServiceError, answers
-from flows.cli.ui import compare_url
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

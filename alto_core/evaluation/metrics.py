@@ -1,0 +1,89 @@
+"""Which metric a task file asks for, and whether it can be measured on the task's rows. Checked before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from alto_core.config import EvaluationSection
+from alto_core.data.rows import GenerationRow
+from alto_core.errors import TaskFileError
+from alto_core.evaluation.bleu import Bleu
+from alto_core.evaluation.exact_match import ExactMatch
+from alto_core.evaluation.multiple_choice import unknown_choice
+from alto_core.evaluation.numeric import Numeric
+from alto_core.evaluation.regex import Regex
+from alto_core.evaluation.rouge import RougeL
+from alto_core.evaluation.user_function import UserFunction
+
+
+class TextMetric(Protocol):
+    """Compares a generated answer with the reference of its row."""
+
+    def score(self, answer: str, reference: str) -> float:
+        """In [0, 1]; higher is better."""
+
+    def reference_problem(self, reference: str) -> str | None:
+        """Why a reference can never be reached; None where it can."""
+
+
+def text_metric(evaluation: EvaluationSection) -> TextMetric | None:
+    """The metric that compares texts; None where the task has none or measures likelihoods instead.
+
+    Raises:
+        TaskFileError: its library or function cannot be imported, or the task file does not allow it to run.
+    """
+    match evaluation.metric:
+        case "exact_match":
+            return ExactMatch()
+        case "numeric":
+            return Numeric()
+        case "regex":
+            assert evaluation.pattern is not None
+            return Regex(evaluation.pattern)
+        case "rouge_l":
+            return RougeL()
+        case "bleu":
+            return Bleu()
+        case "function":
+            assert evaluation.function is not None
+            return UserFunction(evaluation.function, is_allowed=evaluation.allow_function)
+    return None
+
+
+def check_metric(evaluation: EvaluationSection, rows_by_split: Mapping[str, Iterable[GenerationRow]]) -> None:
+    """Refuse a metric that cannot be measured here.
+
+    Args:
+        evaluation: section of the task file.
+        rows_by_split: held-out rows to answer, by the name of their split.
+
+    Raises:
+        TaskFileError: there is nothing to generate from, a reference can never be reached, or something is missing.
+    """
+    if evaluation.metric is None:
+        return
+    metric = text_metric(evaluation)
+    for split, rows in rows_by_split.items():
+        empty = True
+        for row in rows:
+            empty = False
+            problem = (
+                unknown_choice(evaluation.choices or (), row.reference)
+                if metric is None
+                else metric.reference_problem(row.reference)
+            )
+            if problem:
+                raise TaskFileError(
+                    "evaluation.metric",
+                    got=f"{evaluation.metric}, and at {row.origin} a reference {problem}",
+                    expected="references that this metric can compare with",
+                    hint="Choose another metric, or mend the row.",
+                )
+        if empty:
+            raise TaskFileError(
+                "evaluation.metric",
+                got=evaluation.metric,
+                expected=f"null where no row of the {split} split has a prompt to answer, as in plain text",
+                hint="Use prompt_completion or messages rows, or leave the metric out.",
+            )

@@ -1,0 +1,91 @@
+"""An adapter folder as MLflow keeps it: the adapter's own files, and what `mlflow.pyfunc` needs to load them.
+
+The files of the adapter stay at the top, so that PEFT reads the downloaded folder as it is. The base model is a name
+with its revision and fingerprint, never a copy and never a path of the machine that trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from alto_core.tracking import served_adapter
+
+LOADER = "alto_served_adapter"
+"""Module name of the loader's copy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingFacts:
+    """What answering with an adapter takes besides its weights."""
+
+    base_model: str
+    """Hub id, or the name that the base model's folder goes by."""
+    base_revision: str | None
+    base_fingerprint: str | None
+    """Of a base model in a folder; see `served_adapter.fingerprint`."""
+    stop_token_ids: tuple[int, ...]
+    pad_token_id: int
+    max_new_tokens: int
+    example_prompt: str
+    """As the model reads it, chat template included."""
+
+
+@contextmanager
+def packaged(folder: Path, facts: ServingFacts) -> Iterator[Path]:
+    """A temporary folder with the adapter, an MLmodel file with signature and input example, and the loader."""
+    with tempfile.TemporaryDirectory() as temporary:
+        loader = Path(temporary) / f"{LOADER}.py"
+        shutil.copyfile(served_adapter.__file__, loader)
+        target = Path(temporary) / "model"
+        with warnings.catch_warnings():
+            # about MLflow's own type hints, when its pyfunc module is imported, and its own use of pandas
+            warnings.simplefilter("ignore")
+            _save(target, loader, facts)
+        for file in folder.iterdir():
+            shutil.copyfile(file, target / file.name)
+        yield target
+
+
+def _save(target: Path, loader: Path, facts: ServingFacts) -> None:
+    # here, since it takes seconds and registering is the only use
+    import mlflow.pyfunc
+    import pandas as pd
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+
+    logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # its news would land in the live display
+    config = {k: v for k, v in dataclasses.asdict(facts).items() if k != "example_prompt" and v is not None}
+    mlflow.pyfunc.save_model(
+        str(target),
+        loader_module=LOADER,
+        code_paths=[str(loader)],
+        signature=ModelSignature(
+            inputs=Schema([ColSpec("string", "prompt")]),
+            outputs=Schema([ColSpec("string")]),
+            params=ParamSchema([ParamSpec("max_new_tokens", "long", facts.max_new_tokens)]),
+        ),
+        input_example=pd.DataFrame({"prompt": [facts.example_prompt]}),
+        model_config={**config, "stop_token_ids": list(facts.stop_token_ids)},
+        pip_requirements=_requirements(),
+        metadata={"base_model": facts.base_model, "base_revision": facts.base_revision, "kind": "lora"},
+    )
+
+
+def _requirements() -> list[str]:
+    """What the loader imports, in the versions that are installed here."""
+    wanted = []
+    for package in ("torch", "transformers", "peft", "safetensors", "pandas"):
+        try:
+            wanted.append(f"{package}=={version(package).partition('+')[0]}")
+        except PackageNotFoundError:
+            wanted.append(package)
+    return wanted
