@@ -49,6 +49,14 @@ class TaskState(StrEnum):
         return self not in (TaskState.QUEUED, TaskState.RUNNING)
 
 
+class Priority(StrEnum):
+    """How pressing a task is. Tasks of a class are planned before those of the classes after it."""
+
+    URGENT = "urgent"
+    NORMAL = "normal"
+    BACKGROUND = "background"
+
+
 class Stage(StrEnum):
     """The six stages of a tuning task, in order."""
 
