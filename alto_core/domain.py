@@ -57,6 +57,34 @@ class Priority(StrEnum):
     BACKGROUND = "background"
 
 
+class QueueState(StrEnum):
+    """Where a submitted task is between the queue and the GPUs."""
+
+    WAITING = "waiting"
+    """For GPUs."""
+    CLAIMED = "claimed"
+    """GPUs are taken for it and a run was asked for; the run has not begun."""
+    RUNNING = "running"
+    PAUSED = "paused"
+    """By a person; keeps its place and its checkpoints, and no GPU."""
+    ENDED = "ended"
+
+    @property
+    def holds_gpus(self) -> bool:
+        return self in (QueueState.CLAIMED, QueueState.RUNNING)
+
+
+class StopRequest(StrEnum):
+    """What a running task is asked to do at once."""
+
+    CANCEL = "cancel"
+    """End; checkpoints stay."""
+    PAUSE = "pause"
+    """Give the GPUs back and stay away from them until someone says otherwise."""
+    PREEMPT = "preempt"
+    """Give the GPUs back and wait for others."""
+
+
 class Stage(StrEnum):
     """The six stages of a tuning task, in order."""
 

@@ -18,7 +18,10 @@ from alto_core.data.rows import TaskData, TokenRow
 from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, StepRecord, Verdict
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError, ModelError
+from alto_core.interruption import StopQuestion, TaskStopped, never
 
+CHECKPOINT_SECONDS = 60.0
+"""Between two saves of the jobs in slots: what a killed run loses at most."""
 MAX_EVAL_TOKENS = 8192
 """Tokens of one evaluation batch."""
 
@@ -62,10 +65,12 @@ class Executor:
         engine: the slots over one frozen backbone.
         data: the task's tokenized rows; validation rows are the same for all jobs.
         data_seed: seeds the order of rows; the same for all jobs of a task.
+        asked_to_stop: asked after every joint step.
     """
 
-    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int):
+    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int, asked_to_stop: StopQuestion = never):
         self._engine, self._data, self._data_seed = engine, data, data_seed
+        self._asked_to_stop = asked_to_stop
         self._with_best: set[str] = set()
         self._failures: list[JobFailure] = []
 
@@ -78,12 +83,15 @@ class Executor:
         Yields:
             A `Boundary` after each joint step at which a job was evaluated or became non-finite, or when one could not
             be admitted. Send the verdicts.
+
+        Raises:
+            TaskStopped: the answer to `asked_to_stop`; the state of every job in a slot is saved by then.
         """
         waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
         active: dict[str, _Active] = {}
         self._failures = []
         self._backfill(waiting, active, None)
-        measured = _Measured()
+        measured, saved = _Measured(), time.monotonic()
         while active or self._failures:
             records = self._engine.step({job_id: self._rows(a) for job_id, a in active.items()}) if active else ()
             measured.steps.extend(records)
@@ -106,6 +114,17 @@ class Executor:
                 self._engine.save(job_id, reached.run.folder / "state")
                 del active[job_id]
                 self._leave(reached.run, waiting, active)
+            stop = self._asked_to_stop()
+            if stop is not None or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self._save(active)
+                saved = time.monotonic()
+            if stop is not None:
+                raise TaskStopped(stop)
+
+    def _save(self, active: Mapping[str, _Active]) -> None:
+        """A job that was never evaluated has no best adapter to keep; it starts again from its beginning."""
+        for job_id in self._with_best & active.keys():
+            self._engine.save(job_id, active[job_id].run.folder / "state")
 
     def _rows(self, active: _Active) -> tuple[TokenRow, ...]:
         rows = self._data.train.rows

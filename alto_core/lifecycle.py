@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from alto_core.domain import TaskState
+from alto_core.domain import StopRequest, TaskState
+from alto_core.interruption import TaskStopped
 from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
 
@@ -20,7 +21,8 @@ from alto_core.workspace import Workspace
 def running(task_id: str) -> Iterator[Workspace]:
     """Yields the task's workspace; records how the block ended.
 
-    An `Exception` is a failure. Anything else that ends the block (Ctrl-C, a termination signal) is a cancellation.
+    An `Exception` is a failure. A request to pause or to make room leaves the task open, to go on from its checkpoints.
+    Anything else that ends the block (a request to cancel, Ctrl-C, a termination signal) is a cancellation.
     """
     workspace = Workspace.open(task_id)
     workspace.store.start_task(task_id)
@@ -28,26 +30,42 @@ def running(task_id: str) -> Iterator[Workspace]:
     try:
         yield workspace
     except Exception as error:
-        _end(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}", started)
+        _measure(workspace, started)
+        end_task(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}")
+        raise
+    except TaskStopped as stopped:
+        if stopped.stop is StopRequest.CANCEL:
+            _measure(workspace, started)
+            end_task(workspace, TaskState.CANCELLED, "cancelled")
+        else:
+            workspace.rewind()
+            workspace.store.append_events(task_id, [EventDraft(kind="stopped", text=str(stopped))])
         raise
     except BaseException:
-        _end(workspace, TaskState.CANCELLED, "cancelled", started)
+        _measure(workspace, started)
+        end_task(workspace, TaskState.CANCELLED, "cancelled")
         raise
-    _end(workspace, TaskState.FINISHED, "", started)
+    _measure(workspace, started)
+    end_task(workspace, TaskState.FINISHED, "")
 
 
-def _end(workspace: Workspace, state: TaskState, message: str, started: float) -> None:
-    task_id, store = workspace.task_id, workspace.store
-    seconds = time.monotonic() - started
-    tracking_seconds = sum(event.numbers["seconds"] for event in store.events(task_id) if event.kind == "tracking")
+def end_task(workspace: Workspace, state: TaskState, message: str) -> None:
+    """End a task in MLflow and in the store, with its open jobs."""
     if message:
-        store.append_events(task_id, [EventDraft(kind="error", text=message)])
+        workspace.store.append_events(workspace.task_id, [EventDraft(kind="error", text=message)])
+    with workspace.tracked() as runs:
+        runs.close(state, message)
+    workspace.store.end_task(workspace.task_id, state, message)
+
+
+def _measure(workspace: Workspace, started: float) -> None:
+    """Note what the run took."""
+    seconds = time.monotonic() - started
+    events = workspace.store.events(workspace.task_id)
+    tracking_seconds = sum(event.numbers["seconds"] for event in events if event.kind == "tracking")
     workspace.update_result(
         seconds=seconds, tracking_share=tracking_seconds / max(seconds, 1e-9), peak_bytes=_peak_resident_bytes()
     )
-    with workspace.tracked() as runs:
-        runs.close(state, message)
-    store.end_task(task_id, state, message)
 
 
 def _peak_resident_bytes() -> int:

@@ -4,6 +4,8 @@
 | --- | --- | --- |
 | `ALTO_HOME` | folder of the embedded databases, artifacts and checkpoints | `.alto` in the current folder |
 | `ALTO_DEVICE` | `cpu`, `cuda` or `cuda:N` | `cuda` where there is one, else `cpu` |
+| `ALTO_STORE_URL` | database of tasks, queue and hosts, e.g. `postgresql://...` | an SQLite file under `ALTO_HOME` |
+| `ALTO_LEASE_SECONDS` | how long a host or a run may be silent before its tasks go to others | 60 |
 | `MLFLOW_TRACKING_URI` | MLflow server; unset: an SQLite file under `ALTO_HOME` | unset |
 | `PREFECT_API_URL` | Prefect server; unset: an embedded one whose database lies under `ALTO_HOME` | unset |
 """
@@ -15,6 +17,11 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from alto_core.errors import TaskFileError
+
+MIN_LEASE_SECONDS = 5.0
+"""A run says that it lives every second; a shorter silence can be a busy disk."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -24,10 +31,12 @@ class Settings:
     device: str | None
     mlflow_tracking_uri: str
     prefect_api_url: str | None
+    store_address: str | None = None
+    lease_seconds: float = 60.0
 
     @property
     def store_url(self) -> str:
-        return f"sqlite:///{self.home / 'store.db'}"
+        return self.store_address or f"sqlite:///{self.home / 'store.db'}"
 
     @property
     def artifacts(self) -> Path:
@@ -39,7 +48,11 @@ class Settings:
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings. Creates nothing."""
+    """Read the settings. Creates nothing.
+
+    Raises:
+        TaskFileError: a variable holds what it cannot mean.
+    """
     env = os.environ if environ is None else environ
     home = Path(env.get("ALTO_HOME") or ".alto").expanduser().resolve()
     return Settings(
@@ -47,6 +60,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         device=env.get("ALTO_DEVICE") or None,
         mlflow_tracking_uri=env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}",
         prefect_api_url=env.get("PREFECT_API_URL") or None,
+        store_address=env.get("ALTO_STORE_URL") or None,
+        lease_seconds=_lease_seconds(env.get("ALTO_LEASE_SECONDS") or "60"),
     )
 
 
@@ -76,3 +91,13 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str] | 
     }
     for name, value in defaults.items():
         env.setdefault(name, value)
+
+
+def _lease_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not MIN_LEASE_SECONDS <= seconds <= 3600:
+        raise TaskFileError("ALTO_LEASE_SECONDS", got=text, expected=f"{MIN_LEASE_SECONDS:g} to 3600 seconds")
+    return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alto_core.cluster.stop import asked_to_stop
 from alto_core.domain import GateDecision
 from alto_core.executor import Executor
 from alto_core.result import GateRecord
@@ -20,7 +21,12 @@ def train_until(workspace: Workspace, fraction: float, *, num_slots: int) -> tup
     if stretches:
         job_ids = [stretch.job.job_id for stretch in stretches]
         with workspace.tracked() as runs, workspace.engine(job_ids, num_slots=min(num_slots, len(job_ids))) as engine:
-            executor = Executor(engine, workspace.data, data_seed=workspace.task.data.seed)
+            executor = Executor(
+                engine,
+                workspace.data,
+                data_seed=workspace.task.data.seed,
+                asked_to_stop=asked_to_stop(workspace.task_id, workspace.settings),
+            )
             _supervisor(workspace, runs).train(executor, stretches)
     return workspace.alive()
 

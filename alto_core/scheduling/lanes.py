@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from alto_core.scheduling.effort import Effort
 from alto_core.scheduling.instance import WaitingTask
 
-HOT, COLD = 0.1, 0.002
+HOT, COLD = 0.3, 0.01
 """First and last temperature, as a share of the bound, squared."""
 MOVE_SHARE = 0.3
 """Share of steps that move one task; the others swap two."""

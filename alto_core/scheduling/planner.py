@@ -28,6 +28,9 @@ FAIR_SLACK = 0.05
 MAX_EXACT_CHOICES = 1500
 """Tasks times hosts up to which the exact model is of use within seconds."""
 
+LANES_SHARE = 0.85
+"""Of the search time for annealing, where it applies; the rest is for CP-SAT."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -123,7 +126,7 @@ class _ClassSearch:
         effort = Effort(seconds=self._options.seconds, reproducible=self._options.reproducible)
         exact = len(self._tasks) * len(self._instance.hosts) <= MAX_EXACT_CHOICES
         if self._worth_more(best) and self._lanes_apply():
-            best = self._better(best, self._by_lanes(0.5 if exact else 0.9))
+            best = self._better(best, self._by_lanes(LANES_SHARE))
         if self._worth_more(best) and exact and effort.spent(0) < 1:
             best = self._better(best, self._by_solver(best, self._options.seconds * (1 - effort.spent(0))))
         return self._fair(best)
