@@ -110,9 +110,9 @@ class Workspace:
         return max((int(marker.parent.name.removeprefix("step-")) for marker in markers), default=0)
 
     def rewind(self) -> None:
-        """Set every open job back to its newest saved state: what it trained after that is lost with its run."""
+        """Set every open job to the step of its newest saved state: what it trained after that is lost with its run."""
         updates = [
-            JobUpdate(job_id=job_id, state=JobState.WAITING, step=min(record.step, self.checkpoint_step(job_id)))
+            JobUpdate(job_id=job_id, state=JobState.WAITING, step=self.checkpoint_step(job_id))
             for job_id, record in self.records().items()
             if not record.state.is_end
         ]

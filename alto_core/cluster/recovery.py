@@ -21,8 +21,8 @@ MAX_FAILURES = 3
 """A task whose runs die so often fails: it would take the GPUs from others for ever."""
 ENDED_PATIENCE = timedelta(seconds=10)
 """For the last sign of life of a run that Prefect knows to have ended."""
-START_LEASES = 3
-"""A claim whose run has not begun after so many leases is given up."""
+START_PATIENCE = timedelta(minutes=5)
+"""For a claimed run to begin: on a busy host libraries take a minute to load."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def _why_dead(entry: QueueEntry, ended: str | None, lease: timedelta, now: datet
         claimed = entry.claimed_at or now
         if ended is not None and now - claimed > ENDED_PATIENCE:
             return f"its flow run ended as {ended} before it began"
-        return "its run did not begin" if now - claimed > START_LEASES * lease else None
+        return "its run did not begin" if now - claimed > max(START_PATIENCE, lease) else None
     heard = entry.heartbeat_at or entry.claimed_at or now
     if ended is not None and now - heard > ENDED_PATIENCE:
         return f"its flow run ended as {ended} and it gives no sign of life"

@@ -18,9 +18,9 @@ from alto_core.store import Demand, Queue, Store
 from flows.cli.output import dump, stdout_for
 
 
-def run_submit(file: Path, *, changes: Sequence[str], as_json: bool) -> None:
-    """Check and record the task of a file, and put it into the queue."""
-    _submit(with_changes(load_task(file), changes), as_json=as_json)
+def run_submit(file: Path, *, changes: Sequence[str], as_json: bool) -> str:
+    """Check and record the task of a file, and put it into the queue. Returns its id."""
+    return _submit(with_changes(load_task(file), changes), as_json=as_json)
 
 
 def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_jso
     _submit(with_changes(record.task, changes), as_json=as_json)
 
 
-def _submit(task: TuningTask, *, as_json: bool) -> None:
+def _submit(task: TuningTask, *, as_json: bool) -> str:
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
@@ -58,7 +58,7 @@ def _submit(task: TuningTask, *, as_json: bool) -> None:
         if as_json:
             content = {"event": "submitted", "task_id": task_id, "num_jobs": len(plan.jobs), **vars(demand)}
             print(dump(content), file=stream)
-            return
+            return task_id
         console = Console(file=stream, highlight=False)
         console.print(
             f"{task_id}: {wording.plural(len(plan.jobs), 'job')}, {wording.plural(demand.num_gpus, 'GPU')}, "
@@ -67,6 +67,7 @@ def _submit(task: TuningTask, *, as_json: bool) -> None:
             soft_wrap=True,
         )
         console.print(f"  alto status {task_id} --follow   alto queue   alto plan", markup=False, style="dim")
+        return task_id
 
 
 def _demand(task: TuningTask, seconds: float) -> Demand:
