@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from alto_core.errors import AltoError
 
 LOOPBACK = "127.0.0.1"
@@ -70,7 +72,22 @@ class RunningProcess:
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """Ask the whole group to end, and kill what is left after a while."""
+        """Ask the whole group to end, and kill what is left after a while, groups that it made itself included."""
+        family = self._family()
+        try:
+            self._stop_group()
+        finally:
+            for member in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def _stop_group(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
