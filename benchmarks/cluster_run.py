@@ -195,7 +195,7 @@ class Story:
         command += ["--mlflow-port", str(self.ports[0]), "--prefect-port", str(self.ports[1])]
         process = HostProcess(command, self.folder / f"{name}-{time.monotonic():.0f}.log")
         try:
-            _wait(f"host {name}", lambda: "ready" in process.log.read_text(), watched=process)
+            _wait(f"host {name}", lambda: "GPUs ready" in process.log.read_text(), watched=process)
             yield process
         finally:
             process.stop()

@@ -4,9 +4,9 @@
 
 The model. A task is a base model and a data set; 60 jobs on one GPU, 64 on several, three epochs each. A job alone
 costs `ms_alone` a row, one among many `ms_batched` (benchmarks/plan_profiles.csv, which says what was measured on an
-H200 and what is scaled from it). Early exit trains `1 - saved` of the rows (benchmarks/plan_data_sets.csv). Without S tasks run
-first come, first served and nothing passes a task that waits; with S the planner plans anew at every end, and knows
-only how long tasks take when no job ends early. Makespans are means over twenty orders of submission.
+H200 and what is scaled from it). Early exit trains `1 - saved` of the rows (benchmarks/plan_data_sets.csv). Without S
+tasks run first come, first served, and nothing passes a task that waits; with S the planner plans anew at every end,
+and knows only how long tasks take when no job ends early. Makespans are means over twenty orders of submission.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from flows.deployments import pool_name
 from flows.schedule import schedule_here
 
 BEATS_PER_LEASE = 6
-KILL_AFTER_SECONDS = 7.0
+KILL_AFTER_SECONDS = 6.0
 """A run that was asked to stop and has not by then is killed; its newest checkpoints stay."""
 REJOIN_SECONDS = 3.0
 """For runs on a host that was lost to notice that they were given up."""

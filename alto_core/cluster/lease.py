@@ -24,7 +24,7 @@ from alto_core.store import Queue, QueueEntry, Store
 from alto_core.store.queue import AFTER_STOP
 
 BEATS_PER_LEASE = 12
-STOP_GRACE_SECONDS = 4.0
+STOP_GRACE_SECONDS = 2.0
 """For training to end a step and save; after that the run is interrupted wherever it is."""
 GIVEN_UP_EXIT_CODE = 75
 

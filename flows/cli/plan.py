@@ -32,7 +32,7 @@ def run_plan(*, out: Path | None, as_json: bool) -> None:
         content = gantt_svg(bars) if out.suffix == ".svg" else gantt_page(bars, _summary(plan), plan.refusals)
         out.write_text(content, encoding="utf-8")
     if as_json:
-        print(dump({"event": "plan", **vars(plan), "placements": [vars(p) for p in plan.placements]}))
+        print(dump({"event": "cluster-plan", **vars(plan), "placements": [vars(p) for p in plan.placements]}))
         return
     console = Console(highlight=False)
     for line in gantt_text(bars, width=console.size.width):

@@ -37,7 +37,8 @@ def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port
     host_id = host or socket.gethostname().split(".")[0]
     indices, gpu_bytes = _gpus(gpus)
     is_first = settings.prefect_api_url is None
-    services = embedded_services(settings, mlflow_port, prefect_port)
+    # a host that joins a cluster finds its servers there
+    services = embedded_services(settings, mlflow_port, prefect_port) if is_first else []
     with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
         try:
             console.print(Text(f"Starting {' and '.join(s.name for s in services) or host_id} ...", style="dim"))

@@ -69,7 +69,7 @@ def test_a_submitted_task_is_recorded_with_what_it_asks_for(
         ("cluster.priority=soon", "cluster.priority"),
         ("cluster.deadline=2030-01-01T00:00:00", "with a time zone"),
         ("cluster.nothing=1", "nothing"),
-        ("name.first=1", "got first, which is no section"),
+        ("name.first=1", "got name, which is no section"),
         ("budget", "expected key=value"),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_wrong_change_is_refused_and_nothing_is_submitted(
 ) -> None:
     result = invoke("submit", str(task_file), "--set", change)
     assert result.exit_code == 2
-    assert message in result.stderr.replace("name, which", "first, which")
+    assert message in result.stderr
     assert Queue(settings).entries() == ()
 
 
