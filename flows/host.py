@@ -22,6 +22,8 @@ from flows.deployments import pool_name
 from flows.schedule import schedule_here
 
 BEATS_PER_LEASE = 6
+CHECK_SECONDS = 1.0
+"""Between two looks at the runs."""
 KILL_AFTER_SECONDS = 6.0
 """A run that was asked to stop and has not by then is killed; its newest checkpoints stay."""
 REJOIN_SECONDS = 3.0
@@ -45,7 +47,7 @@ class HostAgent:
     def __init__(self, settings: Settings, *, host_id: str, gpus: Sequence[int], gpu_bytes: int):
         self._settings, self._host_id, self._gpus, self._gpu_bytes = settings, host_id, tuple(gpus), gpu_bytes
         self._queue, self._fleet = Queue(settings), Fleet(settings)
-        self._beaten = self._planned = 0.0
+        self._beaten = self._checked = self._planned = 0.0
         self._version = -1
         self._asked: dict[tuple[str, int], float] = {}
 
@@ -57,8 +59,10 @@ class HostAgent:
     def look(self) -> None:
         """One round."""
         self._beat()
-        self._kill_stubborn()
-        recover(self._settings, is_gone=self._is_gone)
+        if time.monotonic() - self._checked > CHECK_SECONDS:
+            self._kill_stubborn()
+            recover(self._settings, is_gone=self._is_gone)
+            self._checked = time.monotonic()
         self._plan()
 
     def leave(self, patience_seconds: float = 20.0) -> None:

@@ -75,7 +75,7 @@ def _join(
         deploy_control()
         pools.append(CONTROL_POOL)
     for pool in pools:
-        worker = RunningProcess(_worker(settings, pool))
+        worker = RunningProcess(worker_process(settings, pool))
         stack.callback(worker.stop)
         running.append(worker)
     agent = HostAgent(settings, host_id=host_id, gpus=gpus, gpu_bytes=gpu_bytes)
@@ -92,7 +92,8 @@ def _join(
         time.sleep(LOOK_SECONDS)
 
 
-def _worker(settings: Settings, pool: str) -> Process:
+def worker_process(settings: Settings, pool: str) -> Process:
+    """A Prefect worker for a pool."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", pool, "--type", "process"]
     return Process(
         name=f"worker {pool}",
