@@ -17,8 +17,8 @@ from prefect.flows import EntrypointType
 from prefect.workers.process import ProcessWorker
 
 CONTROL_POOL = "alto-control"
-SCHEDULE_INTERVAL = timedelta(seconds=60)
-RECONCILE_INTERVAL = timedelta(seconds=60)
+INTERVAL = timedelta(minutes=5)
+"""The safety net: events and the agents of hosts are what wakes planning and reconciling."""
 QUEUE_EVENTS = ("alto.task.submitted", "alto.task.unpaused", "alto.host.joined", "alto.host.lost")
 RUN_EVENTS = tuple(f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Crashed", "Cancelled"))
 RUN_VARIABLES: dict[str, Any] = {
@@ -56,7 +56,7 @@ def deploy_control() -> None:
         "schedule",
         work_pool_name=CONTROL_POOL,
         description="Plan the queue and dispatch what starts now.",
-        interval=SCHEDULE_INTERVAL,
+        interval=INTERVAL,
         triggers=[
             DeploymentEventTrigger(
                 name="replan-when-a-run-ends",
@@ -77,7 +77,7 @@ def deploy_control() -> None:
         "reconcile",
         work_pool_name=CONTROL_POOL,
         description="Find dead runs and hosts, and put their tasks back into the queue.",
-        interval=RECONCILE_INTERVAL,
+        interval=INTERVAL,
     )
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from alto_core.cluster.expectation import share_left
-from alto_core.domain import QueueState
+from alto_core.domain import Priority, QueueState
 from alto_core.scheduling.admission import TaskRequest
 from alto_core.scheduling.instance import Host, Plan, RunningTask
 from alto_core.settings import Settings
 from alto_core.store import Fleet, HostRecord, KeptPlacement, KeptPlan, Queue, QueueEntry, Store
 
+AGING = timedelta(days=1)
+"""A task moves up one priority class for each such time that it has waited."""
 USAGE_WINDOW = timedelta(days=7)
 """How far back GPU time counts for fair share."""
 
@@ -108,11 +110,17 @@ def _request(entry: QueueEntry, seconds: float, now: datetime) -> TaskRequest:
         task_id=entry.task_id,
         num_gpus=demand.num_gpus,
         seconds=seconds,
-        priority=demand.priority,
+        priority=_aged(demand.priority, now - entry.submitted_at),
         owner=entry.owner,
         deadline=None if demand.deadline is None else (demand.deadline - now).total_seconds(),
         min_gpu_bytes=demand.min_gpu_bytes,
     )
+
+
+def _aged(priority: Priority, waited: timedelta) -> Priority:
+    """A task that waits long comes before younger ones, so that wide tasks are not passed by small ones for ever."""
+    classes = list(Priority)
+    return classes[max(0, classes.index(priority) - waited // AGING)]
 
 
 def _seconds_left(entry: QueueEntry, store: Store, now: datetime) -> float:

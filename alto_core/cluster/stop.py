@@ -17,10 +17,8 @@ LOOK_SECONDS = 1.0
 def asked_to_stop(task_id: str, settings: Settings) -> StopQuestion:
     """A question that looks into the queue once a second; for a task that was never submitted it is always None."""
     queue = Queue(settings)
-    try:
-        if queue.entry(task_id).state is not QueueState.RUNNING:
-            return never
-    except StoreError:
+    if not _runs_queued(task_id, queue):
+        queue.close()
         return never
     looked = 0.0
 
@@ -32,3 +30,10 @@ def asked_to_stop(task_id: str, settings: Settings) -> StopQuestion:
         return queue.entry(task_id).stop
 
     return ask
+
+
+def _runs_queued(task_id: str, queue: Queue) -> bool:
+    try:
+        return queue.entry(task_id).state is QueueState.RUNNING
+    except StoreError:
+        return False

@@ -21,7 +21,7 @@ from alto_core.scheduling.gpu_choice import choose_gpus
 from alto_core.scheduling.instance import Booking, Host, Instance, Plan, RunningTask, WaitingTask, tardiness_of
 from alto_core.scheduling.lanes import LaneProblem, balance_lanes
 from alto_core.scheduling.list_scheduling import list_schedule
-from alto_core.scheduling.validate import plan_faults
+from alto_core.scheduling.validate import booking_faults, plan_faults
 
 FAIR_SLACK = 0.05
 """By this share a plan may end later when it treats owners fairly."""
@@ -220,30 +220,18 @@ class _ClassSearch:
         )
         self.solver_status = solution.status
         if not solution.bookings:
-            logger.info("CP-SAT: %s after %.1f s; the plan is by %s", solution.status, seconds, best.method)
-            if solution.status not in ("UNKNOWN",):
+            if solution.status == "UNKNOWN":
+                logger.info("CP-SAT found nothing in %.1f s; the plan is by %s", seconds, best.method)
+            else:
                 logger.warning("CP-SAT says %s of tasks that have a plan; its answer is not used", solution.status)
             return None
         found = self._candidate(solution.bookings, "cp-sat")
-        faults = self._faults(found)
+        faults = booking_faults(self._instance, found.bookings, self._booked)
         if faults:
             logger.warning("CP-SAT's plan is not used: %s", "; ".join(faults[:3]))
             return None
         self.bound = max(self.bound, min(solution.makespan_bound, found.end))
         return found
-
-    def _faults(self, found: _Candidate) -> tuple[str, ...]:
-        """What is wrong with bookings that a solver made, before anything is built on them."""
-        wanted = {task.task_id for task in self._tasks}
-        if len(found.bookings) != len(wanted) or {booking.task_id for booking in found.bookings} != wanted:
-            return ("it does not place every task once",)
-        everything = replace(self._instance, waiting=tuple(self._tasks))
-        try:
-            lines = list_scheduling.timelines(everything, (*self._booked, *found.bookings))
-        except AssertionError:
-            return ("more GPUs are booked than there are",)
-        assert lines
-        return ()
 
     def _fair(self, best: _Candidate) -> _Candidate:
         """A plan that serves owners in turn, where there are several and it ends little later."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 
-from alto_core.scheduling.instance import Instance, Placement, Plan
+from alto_core.scheduling.instance import Booking, Instance, Placement, Plan
 
 
 def plan_faults(instance: Instance, plan: Plan) -> tuple[str, ...]:
@@ -32,6 +33,32 @@ def plan_faults(instance: Instance, plan: Plan) -> tuple[str, ...]:
             late += max(0, placement.end - max(deadline, 0))
     if plan.tardiness != late:
         faults.append(f"tardiness: got {plan.tardiness}, expected {late}")
+    return tuple(faults)
+
+
+def booking_faults(instance: Instance, bookings: Sequence[Booking], booked: Sequence[Booking] = ()) -> tuple[str, ...]:
+    """What is wrong with a solver's bookings of all waiting tasks, before GPUs are chosen for them."""
+    placed = Counter(booking.task_id for booking in bookings)
+    faults = [f"{task_id}: booked {placed[task_id]} times" for task_id in instance.task_by_id if placed[task_id] != 1]
+    for booking in bookings:
+        task, host = instance.task_by_id.get(booking.task_id), instance.host_by_id.get(booking.host_id)
+        if task is None or host is None:
+            faults.append(f"{booking.task_id}: no waiting task, or {booking.host_id} is no host")
+        elif booking.num_gpus != task.num_gpus or booking.end - booking.start != task.seconds:
+            faults.append(f"{booking.task_id}: booked for another number of GPUs or seconds")
+        elif booking.start < task.release or not task.fits(host):
+            faults.append(f"{booking.task_id}: starts too early, or does not fit {booking.host_id}")
+    steps = [(task.host_id, 0, len(task.gpus)) for task in instance.running]
+    steps += [(task.host_id, task.seconds, -len(task.gpus)) for task in instance.running]
+    for booking in (*booked, *bookings):
+        steps.append((booking.host_id, booking.start, booking.num_gpus))
+        steps.append((booking.host_id, booking.end, -booking.num_gpus))
+    used: Counter[str] = Counter()
+    for host_id, time, change in sorted(steps, key=lambda step: (step[1], step[2])):
+        used[host_id] += change
+        host = instance.host_by_id.get(host_id)
+        if host is not None and used[host_id] > len(host.gpus):
+            faults.append(f"{host_id}: {used[host_id]} GPUs in use at {time}")
     return tuple(faults)
 
 

@@ -94,7 +94,7 @@ def _join(
 
 def worker_process(settings: Settings, pool: str) -> Process:
     """A Prefect worker for a pool."""
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", pool, "--type", "process"]
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", pool]
     return Process(
         name=f"worker {pool}",
         command=command,

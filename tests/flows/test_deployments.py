@@ -11,7 +11,15 @@ from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.flows import load_flow_from_entrypoint
 
-from flows.deployments import CONTROL_POOL, QUEUE_EVENTS, RUN_EVENTS, RUN_VARIABLES, deploy_control, deploy_host
+from flows.deployments import (
+    CONTROL_POOL,
+    INTERVAL,
+    QUEUE_EVENTS,
+    RUN_EVENTS,
+    RUN_VARIABLES,
+    deploy_control,
+    deploy_host,
+)
 
 FILE = Path(__file__).resolve().parents[2] / "prefect.yaml"
 
@@ -45,7 +53,7 @@ def test_prefect_yaml_and_alto_up_make_the_same_deployments() -> None:
     by_name = {deployment["name"]: deployment for deployment in deployments()}
     for name in ("schedule", "reconcile"):
         assert by_name[name]["work_pool"] == {"name": CONTROL_POOL, "job_variables": RUN_VARIABLES}
-        assert by_name[name]["schedules"] == [{"interval": 60}]
+        assert by_name[name]["schedules"] == [{"interval": INTERVAL.total_seconds()}]
     runs, queue = by_name["schedule"]["triggers"]
     assert tuple(runs["expect"]) == RUN_EVENTS
     assert tuple(queue["expect"]) == QUEUE_EVENTS

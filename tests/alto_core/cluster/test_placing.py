@@ -73,6 +73,13 @@ def test_a_low_task_makes_room_for_a_deadline_once(settings: Settings, queue: Qu
         assert sorted(map(str, stops)) == ["None", "preempt"], "one host is enough"
 
 
+def test_a_task_that_has_waited_long_moves_up(settings: Settings, submit: Submit) -> None:
+    submit("old-1", priority=Priority.BACKGROUND)
+    for days, expected in ((0.9, Priority.BACKGROUND), (1.1, Priority.NORMAL), (9.0, Priority.URGENT)):
+        (request,) = read_situation(settings, datetime.now(UTC) + timedelta(days=days)).requests
+        assert request.priority is expected
+
+
 def test_the_owner_who_had_less_comes_first(settings: Settings, queue: Queue, submit: Submit) -> None:
     submit("ann-1", owner="ann", num_gpus=2, expected_seconds=3600.0)
     begin(queue, "ann-1", "left", 0, 1)
