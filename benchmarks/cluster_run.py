@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 KIND = sys.argv[1] if len(sys.argv) > 1 else "sqlite"
 COMMAND = f"python benchmarks/cluster_run.py {KIND}"
 HOSTS = ("left", "right")
-LEASE_SECONDS = 20
+LEASE_SECONDS = 30
 GPUS = (1, 2, 1, 2, 1, 1, 2)
 """Of the tasks that are submitted at the beginning; one more comes late."""
 LINGER_SECONDS = 6.0

@@ -62,7 +62,7 @@ def measure(folder: Path) -> None:
         scheduling = schedule_seconds()
         running[1].stop()
         agent = HostAgent(settings, host_id="left", gpus=range(NUM_GPUS), gpu_bytes=0)
-        waiting = chain("waiting", agent.look)
+        waiting = chain("waiting", agent.plan)
     finally:
         for process in reversed(running):
             process.stop()

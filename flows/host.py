@@ -9,20 +9,22 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import psutil
 
 from alto_core.cluster.recovery import recover
 from alto_core.domain import QueueState, StopRequest
+from alto_core.errors import AltoError
 from alto_core.settings import Settings
 from alto_core.store import Fleet, Queue, QueueEntry
 from flows.deployments import pool_name
 from flows.schedule import schedule_here
 
 BEATS_PER_LEASE = 6
-CHECK_SECONDS = 1.0
+WATCH_SECONDS = 1.0
 """Between two looks at the runs."""
 KILL_AFTER_SECONDS = 6.0
 """A run that was asked to stop and has not by then is killed; its newest checkpoints stay."""
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class HostAgent:
-    """Looks after one host; call `look` about twice a second.
+    """Looks after one host.
 
     Args:
         settings: the store.
@@ -47,8 +49,9 @@ class HostAgent:
     def __init__(self, settings: Settings, *, host_id: str, gpus: Sequence[int], gpu_bytes: int):
         self._settings, self._host_id, self._gpus, self._gpu_bytes = settings, host_id, tuple(gpus), gpu_bytes
         self._queue, self._fleet = Queue(settings), Fleet(settings)
-        self._beaten = self._checked = self._planned = 0.0
+        self._beaten = self._planned = 0.0
         self._version = -1
+        self._leaving = False
         self._asked: dict[tuple[str, int], float] = {}
 
     def join(self) -> None:
@@ -56,42 +59,30 @@ class HostAgent:
         self._fleet.join(self._host_id, gpus=self._gpus, gpu_bytes=self._gpu_bytes, work_pool=pool_name(self._host_id))
         self._beaten = time.monotonic()
 
-    def look(self) -> None:
-        """One round."""
-        self._beat()
-        if time.monotonic() - self._checked > CHECK_SECONDS:
-            self._kill_stubborn()
-            recover(self._settings, is_gone=self._is_gone)
-            self._checked = time.monotonic()
-        self._plan()
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Give signs of life and watch the runs in a thread of its own, which no busy server of Prefect can hold up."""
+        done = threading.Event()
 
-    def leave(self, patience_seconds: float = 20.0) -> None:
-        """Take the host out of the cluster: its tasks stop at their checkpoints and go back into the queue."""
-        self._fleet.leave(self._host_id)
-        deadline = time.monotonic() + patience_seconds
-        while mine := self._mine():
-            for entry in mine:
-                if entry.stop is None:
-                    self._queue.request_stop(entry.task_id, StopRequest.PREEMPT)
-            self._kill_stubborn()
-            recover(self._settings, is_gone=self._is_gone)
-            if time.monotonic() > deadline:
-                logger.warning("%d runs on %s have not stopped", len(mine), self._host_id)
-                break
-            time.sleep(0.5)
-        self._queue.close()
-        self._fleet.close()
+        def watch() -> None:
+            while not done.wait(WATCH_SECONDS):
+                try:
+                    self._beat()
+                    self._kill_stubborn()
+                    recover(self._settings, is_gone=self._is_gone)
+                except AltoError as error:
+                    logger.warning("%s", error)  # a store that is away comes back, or the leases run out
 
-    def _beat(self) -> None:
-        if time.monotonic() - self._beaten < self._settings.lease_seconds / BEATS_PER_LEASE:
-            return
-        if not self._fleet.beat(self._host_id):
-            logger.warning("%s was taken for lost; it joins again", self._host_id)
-            time.sleep(REJOIN_SECONDS)
-            self.join()
-        self._beaten = time.monotonic()
+        thread = threading.Thread(target=watch, name="alto-host", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
+        """Plan and dispatch if something has happened that makes another plan better, or a while has passed."""
         version = self._queue.version()
         if version == self._version and time.monotonic() - self._planned < PLAN_INTERVAL_SECONDS:
             return
@@ -100,6 +91,29 @@ class HostAgent:
         self._version = version
         schedule_here(reason)
         self._planned = time.monotonic()
+
+    def leave(self, patience_seconds: float = 20.0) -> None:
+        """Take the host out of the cluster: its tasks stop at their checkpoints and go back into the queue."""
+        self._leaving = True
+        self._fleet.leave(self._host_id)
+        deadline = time.monotonic() + patience_seconds
+        while mine := self._mine():
+            for entry in mine:
+                if entry.stop is None:
+                    self._queue.request_stop(entry.task_id, StopRequest.PREEMPT)
+            if time.monotonic() > deadline:
+                logger.warning("%d runs on %s have not stopped", len(mine), self._host_id)
+                break
+            time.sleep(0.5)
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beaten < self._settings.lease_seconds / BEATS_PER_LEASE:
+            return
+        if not self._fleet.beat(self._host_id) and not self._leaving:
+            logger.warning("%s was taken for lost; it joins again", self._host_id)
+            time.sleep(REJOIN_SECONDS)
+            self.join()
+        self._beaten = time.monotonic()
 
     def _latest_event(self) -> str:
         events = self._queue.events(after_id=self._version - 1) if self._version > 0 else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import httpx
 from prefect import task
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
@@ -34,7 +35,7 @@ def dispatch(placement: Placement) -> str | None:
                 timeout=0,
                 as_subflow=False,
             )
-        except (PrefectException, OSError) as error:
+        except (PrefectException, httpx.HTTPError) as error:
             logger.warning("%s could not be dispatched to %s: %s", placement.task_id, placement.host_id, error)
             queue.release(placement.task_id, attempt, QueueState.WAITING, f"not dispatched: {error}")
             return None

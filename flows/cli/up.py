@@ -80,7 +80,8 @@ def _join(
         running.append(worker)
     agent = HostAgent(settings, host_id=host_id, gpus=gpus, gpu_bytes=gpu_bytes)
     agent.join()
-    stack.callback(agent.leave)  # before the workers, which would kill their runs
+    stack.enter_context(agent.watching())
+    stack.callback(agent.leave)  # before the workers end, which would kill their runs
     address = os.environ["PREFECT_API_URL"].removesuffix("/api")
     console.print(f"{host_id}: {wording.plural(len(gpus), 'GPU')} ready   Prefect {address}", markup=False)
     console.print(Text("alto submit FILE adds a task. Ctrl-C stops this host.", style="dim"))
@@ -88,7 +89,7 @@ def _join(
         for process in running:
             if process.has_ended:
                 raise ServiceError(f"{process.name} has ended. Its log is {process.log_file}.")
-        agent.look()
+        agent.plan()
         time.sleep(LOOK_SECONDS)
 
 
