@@ -66,7 +66,11 @@ def main() -> None:
     makespans = {}
     for name, (batched, early_exit, scheduled) in VARIANTS.items():
         tasks = paper_tasks(batched=batched, early_exit=early_exit)
-        policy = planned(PlannerOptions(seconds=0.3)) if scheduled else listed(list_scheduling.fifo, backfill=False)
+        policy = (
+            planned(PlannerOptions(seconds=0.3, reproducible=True))
+            if scheduled
+            else listed(list_scheduling.fifo, backfill=False)
+        )
         ends = []
         for seed in range(ORDERS):
             order = random.Random(seed).sample(tasks, len(tasks))

@@ -26,7 +26,7 @@ POLICIES = {
     "sjf": listed(list_scheduling.shortest_first, backfill=True),
     "largest": listed(list_scheduling.largest_first, backfill=False),
     "lpt": listed(list_scheduling.longest_first, backfill=True),
-    "planner": planned(PlannerOptions(seconds=0.3)),
+    "planner": planned(PlannerOptions(seconds=0.3, reproducible=True)),
 }
 
 

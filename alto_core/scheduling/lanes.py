@@ -122,20 +122,33 @@ class _Annealing:
             if target == block or moved == 0:
                 continue
             change = 0
-            for load in loads[block : block + size]:
-                over = load - bound
+            if size == 1:  # half of all tasks: the loops below without their cost
+                over, room = loads[block] - bound, loads[target] - bound
                 if over > 0:
                     change -= over * over
+                if room > 0:
+                    change -= room * room
                 over -= moved
+                room += moved
                 if over > 0:
                     change += over * over
-            for load in loads[target : target + size]:
-                over = load - bound
-                if over > 0:
-                    change -= over * over
-                over += moved
-                if over > 0:
-                    change += over * over
+                if room > 0:
+                    change += room * room
+            else:
+                for load in loads[block : block + size]:
+                    over = load - bound
+                    if over > 0:
+                        change -= over * over
+                    over -= moved
+                    if over > 0:
+                        change += over * over
+                for load in loads[target : target + size]:
+                    room = load - bound
+                    if room > 0:
+                        change -= room * room
+                    room += moved
+                    if room > 0:
+                        change += room * room
             if change <= 0 or draw() < exp(-change / temperature):
                 _shift(loads, block, size, -moved)
                 _shift(loads, target, size, moved)

@@ -28,8 +28,8 @@ FAIR_SLACK = 0.05
 MAX_EXACT_CHOICES = 1500
 """Tasks times hosts up to which the exact model is of use within seconds."""
 
-LANES_SHARE = 0.85
-"""Of the search time for annealing, where it applies; the rest is for CP-SAT."""
+FEW_CHOICES = 400
+"""Tasks times hosts up to which annealing, where it applies, leaves half of the time to the exact model; above, all."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,12 +123,14 @@ class _ClassSearch:
     def run(self) -> _Candidate:
         """The best plan of this class."""
         best = min(self._lists(), key=lambda candidate: candidate.score)
-        effort = Effort(seconds=self._options.seconds, reproducible=self._options.reproducible)
-        exact = len(self._tasks) * len(self._instance.hosts) <= MAX_EXACT_CHOICES
+        seconds = self._options.seconds
+        choices = len(self._tasks) * len(self._instance.hosts)
         if self._worth_more(best) and self._lanes_apply():
-            best = self._better(best, self._by_lanes(LANES_SHARE))
-        if self._worth_more(best) and exact and effort.spent(0) < 1:
-            best = self._better(best, self._by_solver(best, self._options.seconds * (1 - effort.spent(0))))
+            share = 0.5 if choices <= FEW_CHOICES else 1.0
+            best = self._better(best, self._by_lanes(seconds * share))
+            seconds *= 1 - share
+        if self._worth_more(best) and choices <= MAX_EXACT_CHOICES and seconds > 0:
+            best = self._better(best, self._by_solver(best, seconds))
         return self._fair(best)
 
     def _worth_more(self, best: _Candidate) -> bool:
@@ -172,7 +174,7 @@ class _ClassSearch:
             and not any(task.release or task.deadline is not None for task in self._tasks)
         )
 
-    def _by_lanes(self, share: float) -> _Candidate:
+    def _by_lanes(self, seconds: float) -> _Candidate:
         hosts = self._instance.hosts
         problem = LaneProblem(
             tasks=self._tasks,
@@ -180,7 +182,7 @@ class _ClassSearch:
             gpus_per_host=len(hosts[0].gpus),
             taken=[seconds for host in hosts for seconds in self._taken(host)],
         )
-        effort = Effort(seconds=self._options.seconds * share, reproducible=self._options.reproducible)
+        effort = Effort(seconds=seconds, reproducible=self._options.reproducible)
         slots = balance_lanes(problem, bound=self.bound, effort=effort, seed=self._options.seed)
         bookings = [
             Booking(
