@@ -10,6 +10,7 @@ Rows go to benchmarks/results/bars.csv, the story to benchmarks/results/cluster_
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import os
@@ -40,8 +41,8 @@ HOSTS = ("left", "right")
 LEASE_SECONDS = 30
 GPUS = (1, 2, 1, 2, 1, 1, 2)
 """Of the tasks that are submitted at the beginning; one more comes late."""
-LINGER_SECONDS = 6.0
-"""A process that has given its GPUs back may take so long to exit."""
+LOOK_SECONDS = 2.0
+"""What the watch may be late in seeing that a process is gone."""
 
 
 @dataclass
@@ -56,29 +57,26 @@ class Life:
 
 
 class Watch(threading.Thread):
-    """Looks twice a second at every process that carries the flow run of a task."""
+    """Looks twice a second at the process of every run, from the moment at which it has begun until it is gone."""
 
     def __init__(self, queue: Queue):
         super().__init__(daemon=True)
-        self.lives: dict[int, Life] = {}
+        self.lives: dict[psutil.Process, Life] = {}
         self.done = threading.Event()
         self._queue = queue
-        self._runs: dict[str, tuple[str, str]] = {}
 
     def run(self) -> None:
         while not self.done.wait(0.5):
-            for entry in self._queue.entries():
-                if entry.flow_run_id and entry.host_id:
-                    self._runs[entry.flow_run_id] = (entry.task_id, entry.host_id)
-            for process in psutil.process_iter():
-                try:
-                    environment = process.environ()
-                except (psutil.Error, OSError):
-                    continue
-                run = self._runs.get(environment.get("PREFECT__FLOW_RUN_ID", ""))
-                if run is not None:
-                    gpus, now = environment.get("CUDA_VISIBLE_DEVICES", "none"), time.monotonic()
-                    self.lives.setdefault(process.pid, Life(*run, gpus, now, now)).last = now
+            now = time.monotonic()
+            for process, life in self.lives.items():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                        life.last = now
+            for entry in self._queue.entries(QueueState.RUNNING):
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(entry.process_id)
+                    gpus = process.environ().get("CUDA_VISIBLE_DEVICES", "none")
+                    self.lives.setdefault(process, Life(entry.task_id, entry.host_id or "", gpus, now, now))
 
     def overlaps(self) -> list[str]:
         """Two processes of one task, or of one GPU, at the same time."""
@@ -88,7 +86,7 @@ class Watch(threading.Thread):
             for other in lives[i + 1 :]:
                 both = min(one.last, other.last) - other.first
                 shared = one.host == other.host and set(one.gpus.split(",")) & set(other.gpus.split(","))
-                if both > LINGER_SECONDS and (one.task_id == other.task_id or shared):
+                if both > LOOK_SECONDS and (one.task_id == other.task_id or shared):
                     found.append(f"{one} and {other}")
         return found
 
@@ -162,7 +160,7 @@ class Story:
                 everyone = [*task_ids, late]
                 _wait("all ends", lambda: all(store.task(t).state.is_end for t in everyone), seconds=1500)
                 _wait("all GPUs free", lambda: not queue.entries(QueueState.CLAIMED, QueueState.RUNNING))
-                time.sleep(LINGER_SECONDS)
+                time.sleep(10)  # for the last processes to exit
                 holders = [holder for host in fleet.hosts() for holder in host.holders.values() if holder]
                 states = {task_id: str(store.task(task_id).state) for task_id in everyone}
         watch.done.set()

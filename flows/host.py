@@ -83,6 +83,13 @@ class HostAgent:
 
     def plan(self) -> None:
         """Plan and dispatch if something has happened that makes another plan better, or a while has passed."""
+        try:
+            self._plan_if_due()
+        except AltoError as error:
+            logger.warning("not planned: %s", error)
+            self._planned = time.monotonic()
+
+    def _plan_if_due(self) -> None:
         version = self._queue.version()
         if version == self._version and time.monotonic() - self._planned < PLAN_INTERVAL_SECONDS:
             return

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+import psutil
+
 from alto_core.cluster.stop import LOOK_SECONDS
 from alto_core.domain import QueueState, StopRequest, TaskState
 from alto_core.errors import StoreError
@@ -26,6 +28,8 @@ from alto_core.store.queue import AFTER_STOP
 BEATS_PER_LEASE = 12
 STOP_GRACE_SECONDS = 2.0
 """For training to end a step and save; after that the run is interrupted wherever it is."""
+EXIT_PATIENCE_SECONDS = 60.0
+"""For the process that used a GPU before to end."""
 GIVEN_UP_EXIT_CODE = 75
 
 logger = logging.getLogger(__name__)
@@ -38,10 +42,12 @@ def held_gpus(
     """Hold the GPUs of a claim while the block runs. Main thread only, for its signal handler.
 
     Raises:
-        StoreError: the claim was given up or its run has begun before, or this process sees other GPUs than claimed.
+        StoreError: the claim was given up or its run has begun before, this process sees other GPUs than claimed, or a
+            process that used them before does not exit.
         TaskStopped: the task was asked to stop.
     """
     queue = Queue(settings)
+    _wait_for_exits(task_id, queue)
     entry = queue.begin(task_id, attempt, os.getpid())
     state, reason = QueueState.ENDED, "the run ended"
     keeper = _Keeper(entry, settings)
@@ -59,6 +65,18 @@ def held_gpus(
             _require_end(task_id, settings)
         queue.release(task_id, attempt, state, reason)
         queue.close()
+
+
+def _wait_for_exits(task_id: str, queue: Queue) -> None:
+    """A run gives its GPUs back before its process ends; until then their memory is not free."""
+    deadline = time.monotonic() + EXIT_PATIENCE_SECONDS
+    while left := [one for one in queue.last_processes(task_id) if one != os.getpid() and psutil.pid_exists(one)]:
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"task {task_id}: process {left[0]} used a GPU of this run before and has not exited for "
+                f"{EXIT_PATIENCE_SECONDS:.0f} s, expected it to be gone. End it by hand."
+            )
+        time.sleep(0.2)
 
 
 def _check_visible_gpus(entry: QueueEntry, environ: Mapping[str, str]) -> None:

@@ -80,12 +80,10 @@ def _count(name: str, value: Any, *, least: int) -> int:
 
 def _whole_seconds(name: str, value: Any, *, least: float) -> int:
     """Rounded up, so that no plan promises less time than was asked for."""
-    if isinstance(value, bool) or not isinstance(value, int | float | numbers.Real):
-        raise ValueError(f"{name}: got {value!r}, expected a number of seconds")
-    number = float(value)
-    if not (math.isfinite(number) and least <= number <= MAX_SECONDS):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not least <= value <= MAX_SECONDS:  # a NaN compares false
         raise ValueError(f"{name}: got {value!r}, expected {least} to {MAX_SECONDS} seconds")
-    return math.ceil(number)
+    return math.ceil(value)
 
 
 def _misfit(task: WaitingTask, hosts: Sequence[Host]) -> str:

@@ -18,6 +18,7 @@ from alto_core.scheduling.instance import WaitingTask
 
 HOT, COLD = 0.3, 0.01
 """First and last temperature, as a share of the bound, squared."""
+NUM_SEARCHES = 3
 MOVE_SHARE = 0.3
 """Share of steps that move one task; the others swap two."""
 STEPS_BETWEEN_LOOKS = 500
@@ -47,15 +48,31 @@ class LaneSlot:
     start: int
 
 
-def balance_lanes(problem: LaneProblem, *, bound: int, effort: Effort, seed: int) -> tuple[LaneSlot, ...]:
+def balance_lanes(
+    problem: LaneProblem, *, bound: int, seconds: float, reproducible: bool, seed: int
+) -> tuple[LaneSlot, ...]:
     """Give each task a block of lanes so that the most loaded lane ends early.
+
+    Args:
+        problem: tasks and hosts.
+        bound: no assignment ends earlier.
+        seconds: for all searches together.
+        reproducible: count steps instead of seconds.
+        seed: of the first search.
 
     Returns:
         For each task, in their order, where it runs: wide tasks of a block before narrow ones, each as soon as the
         lanes of its block are through with those before.
     """
-    search = _Annealing(problem, bound, random.Random(seed))  # noqa: S311 - a search, no secret
-    search.run(effort)
+    searches = []
+    for number in range(NUM_SEARCHES):
+        # each ends in another valley, and one of them is usually good
+        search = _Annealing(problem, bound, random.Random(NUM_SEARCHES * seed + number))  # noqa: S311 - no secret
+        search.run(Effort(seconds=seconds / NUM_SEARCHES, reproducible=reproducible))
+        searches.append(search)
+        if search.best <= bound:
+            break
+    search = min(searches, key=lambda search: search.best)
     ends = list(problem.taken)
     slots: dict[int, LaneSlot] = {}
     for i in sorted(range(len(problem.tasks)), key=lambda i: (-search.sizes[i], i)):
@@ -92,17 +109,17 @@ class _Annealing:
             self._blocks[i] = block
             _shift(self._loads, block, size, self._seconds[i])
         self.best_blocks = list(self._blocks)
-        self._best = max(self._loads)
+        self.best = max(self._loads)
 
     def run(self, effort: Effort) -> None:
         """Anneal until the effort is spent or the bound is met."""
         steps = 0
-        while self._best > self._bound and (spent := effort.spent(steps)) < 1:
+        while self.best > self._bound and (spent := effort.spent(steps)) < 1:
             self._anneal((self._bound * HOT * (COLD / HOT) ** spent) ** 2)
             steps += STEPS_BETWEEN_LOOKS
             longest = max(self._loads)
-            if longest < self._best:
-                self._best, self.best_blocks = longest, list(self._blocks)
+            if longest < self.best:
+                self.best, self.best_blocks = longest, list(self._blocks)
 
     def _anneal(self, temperature: float) -> None:
         """Some steps at one temperature. Names are local here because this loop is all of the time."""

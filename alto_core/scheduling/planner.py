@@ -16,7 +16,6 @@ from alto_core.domain import Priority
 from alto_core.scheduling import inter_task, list_scheduling
 from alto_core.scheduling.admission import TaskRequest, admit
 from alto_core.scheduling.bounds import makespan_bound
-from alto_core.scheduling.effort import Effort
 from alto_core.scheduling.gpu_choice import choose_gpus
 from alto_core.scheduling.instance import Booking, Host, Instance, Plan, RunningTask, WaitingTask, tardiness_of
 from alto_core.scheduling.lanes import LaneProblem, balance_lanes
@@ -182,8 +181,13 @@ class _ClassSearch:
             gpus_per_host=len(hosts[0].gpus),
             taken=[seconds for host in hosts for seconds in self._taken(host)],
         )
-        effort = Effort(seconds=seconds, reproducible=self._options.reproducible)
-        slots = balance_lanes(problem, bound=self.bound, effort=effort, seed=self._options.seed)
+        slots = balance_lanes(
+            problem,
+            bound=self.bound,
+            seconds=seconds,
+            reproducible=self._options.reproducible,
+            seed=self._options.seed,
+        )
         bookings = [
             Booking(
                 task_id=task.task_id,

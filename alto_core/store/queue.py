@@ -124,8 +124,17 @@ class Queue:
                 )
             row.state, row.heartbeat_at, row.process_id = QueueState.RUNNING, _now(), process_id
             session.add(row)
+            for gpu in session.exec(select(GpuRow).where(GpuRow.task_id == task_id)):
+                gpu.process_id = process_id
+                session.add(gpu)
             _log(session, "begun", f"process {process_id}", task_id=task_id, host_id=row.host_id)
             return _entry(row, task_row(session, task_id))
+
+    def last_processes(self, task_id: str) -> tuple[int, ...]:
+        """Ids, on their host, of the processes that used the GPUs of a claim before."""
+        query = select(GpuRow.process_id).where(GpuRow.task_id == task_id, col(GpuRow.process_id).is_not(None))
+        with self._database.reading() as session:
+            return tuple(sorted({process_id for process_id in session.exec(query) if process_id is not None}))
 
     def beat(self, task_id: str, attempt: int) -> None:
         """A sign of life of a run."""

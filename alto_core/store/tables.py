@@ -163,6 +163,8 @@ class GpuRow(SQLModel, table=True):
     host_id: str = Field(primary_key=True, foreign_key="alto_host.host_id")
     gpu: int = Field(primary_key=True)
     task_id: str | None = Field(default=None, foreign_key="alto_queue.task_id")
+    process_id: int | None = None
+    """Of the run that used it last; it may still be about to exit."""
 
 
 class PlanRow(SQLModel, table=True):

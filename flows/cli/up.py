@@ -21,7 +21,6 @@ from flows.cli.services import Process, RunningProcess, RunningService, ServiceE
 from flows.cli.ui import embedded_services
 
 LOOK_SECONDS = 0.5
-RETRY_SECONDS = 5.0
 
 
 def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port: int) -> None:

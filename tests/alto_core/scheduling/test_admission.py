@@ -25,7 +25,7 @@ def test_durations_are_rounded_up_to_whole_seconds(seconds: Any, planned: int) -
     assert plan.makespan == planned
 
 
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -3, 4e18, 10**30, "60", None, True])
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -3, 4e18, 10**400, "60", None, True])
 def test_a_duration_that_is_none_is_refused_by_name_and_the_rest_is_planned(seconds: Any) -> None:
     good = TaskRequest(task_id="good-1", num_gpus=2, seconds=60)
     plan = make_plan([TaskRequest(task_id="bad-1", num_gpus=1, seconds=seconds), good], HOSTS)
