@@ -17,7 +17,7 @@ help:  ## list the targets
 	@touch $@
 
 .venv/dev.stamp: .venv/runtime.stamp
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,postgres,dev]'
 	@touch $@
 
 quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about eight minutes on two cores

@@ -34,3 +34,9 @@ def free_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     return int(psutil.virtual_memory().available)
+
+
+def gpus_of_this_machine() -> tuple[tuple[int, ...], int]:
+    """Indices of the GPUs, and the memory that each of them has at least, in bytes."""
+    indices = tuple(range(torch.cuda.device_count()))
+    return indices, min((torch.cuda.get_device_properties(i).total_memory for i in indices), default=0)

@@ -17,7 +17,10 @@ from alto_core.data.rows import TaskData, TokenRow
 from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, Verdict
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError, ModelError
+from alto_core.interruption import StopQuestion, TaskStopped, never
 
+CHECKPOINT_SECONDS = 60.0
+"""Between two saves of the jobs in slots: what a killed run loses at most."""
 MAX_EVAL_TOKENS = 8192
 """Tokens of one evaluation batch."""
 
@@ -51,11 +54,20 @@ class Executor:
         data: the task's tokenized rows; validation rows are the same for all jobs.
         data_seed: seeds the order of rows; the same for all jobs of a task.
         max_eval_tokens: of one evaluation pass. It changes speed and memory, not the numbers.
+        asked_to_stop: asked after every joint step.
     """
 
-    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int, max_eval_tokens: int = MAX_EVAL_TOKENS):
+    def __init__(
+        self,
+        engine: Engine,
+        data: TaskData,
+        *,
+        data_seed: int,
+        max_eval_tokens: int = MAX_EVAL_TOKENS,
+        asked_to_stop: StopQuestion = never,
+    ):
         self._engine, self._data, self._data_seed = engine, data, data_seed
-        self._max_eval_tokens = max_eval_tokens
+        self._max_eval_tokens, self._asked_to_stop = max_eval_tokens, asked_to_stop
         self._with_best: set[str] = set()
         self._failures: list[JobFailure] = []
 
@@ -69,12 +81,15 @@ class Executor:
             A `Boundary` after each joint step at which a job was evaluated, or when one could not be admitted. Send the
             verdicts, and stretches of further jobs that are to have a slot. Steps in between are not waited for, so a
             job whose loss or gradient is no number any more shows it at the boundary; such steps update nothing.
+
+        Raises:
+            TaskStopped: the answer to `asked_to_stop`; the state of every job in a slot is saved by then.
         """
         waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
         active: dict[str, _Active] = {}
         self._failures = []
         self._backfill(waiting, active, None)
-        started = time.monotonic()
+        started = saved = time.monotonic()
         while active or self._failures:
             if active:
                 self._engine.step({job_id: self._rows(a) for job_id, a in active.items()})
@@ -107,6 +122,17 @@ class Executor:
                 self._engine.save(job_id, reached.run.folder / "state")
                 del active[job_id]
                 self._leave(reached.run, waiting, active)
+            stop = self._asked_to_stop()
+            if stop is not None or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self._save(active)
+                saved = time.monotonic()
+            if stop is not None:
+                raise TaskStopped(stop)
+
+    def _save(self, active: Mapping[str, _Active]) -> None:
+        """A job that was never evaluated has no best adapter to keep; it starts again from its beginning."""
+        for job_id in self._with_best & active.keys():
+            self._engine.save(job_id, active[job_id].run.folder / "state")
 
     def _rows(self, active: _Active) -> tuple[TokenRow, ...]:
         rows = self._data.train.rows

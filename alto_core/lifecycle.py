@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from alto_core.domain import TaskState
+from alto_core.domain import StopRequest, TaskState
+from alto_core.interruption import TaskStopped
 from alto_core.store import EventDraft, EventRecord
 from alto_core.workspace import Workspace
 
@@ -20,7 +21,8 @@ from alto_core.workspace import Workspace
 def running(task_id: str) -> Iterator[Workspace]:
     """Yields the task's workspace; records how the block ended.
 
-    An `Exception` is a failure. Anything else that ends the block (Ctrl-C, a termination signal) is a cancellation.
+    An `Exception` is a failure. A request to pause or to make room leaves the task open, to go on from its checkpoints.
+    Anything else that ends the block (a request to cancel, Ctrl-C, a termination signal) is a cancellation.
     """
     workspace = Workspace.open(task_id)
     workspace.store.start_task(task_id)
@@ -28,29 +30,44 @@ def running(task_id: str) -> Iterator[Workspace]:
     try:
         yield workspace
     except Exception as error:
-        _end(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}", started, tracked_before)
+        _measure(workspace, started, tracked_before)
+        end_task(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}")
+        raise
+    except TaskStopped as stopped:
+        if stopped.stop is StopRequest.CANCEL:
+            _measure(workspace, started, tracked_before)
+            end_task(workspace, TaskState.CANCELLED, "cancelled")
+        else:
+            workspace.rewind()
+            workspace.store.append_events(task_id, [EventDraft(kind="stopped", text=str(stopped))])
         raise
     except BaseException:
-        _end(workspace, TaskState.CANCELLED, "cancelled", started, tracked_before)
+        _measure(workspace, started, tracked_before)
+        end_task(workspace, TaskState.CANCELLED, "cancelled")
         raise
-    _end(workspace, TaskState.FINISHED, "", started, tracked_before)
+    _measure(workspace, started, tracked_before)
+    end_task(workspace, TaskState.FINISHED, "")
 
 
-def _end(workspace: Workspace, state: TaskState, message: str, started: float, tracked_before: float) -> None:
-    task_id, store = workspace.task_id, workspace.store
+def end_task(workspace: Workspace, state: TaskState, message: str) -> None:
+    """End a task in MLflow and in the store, with its open jobs."""
+    if message:
+        workspace.store.append_events(workspace.task_id, [EventDraft(kind="error", text=message)])
+    with workspace.tracked() as runs:
+        runs.close(state, message)
+    workspace.store.end_task(workspace.task_id, state, message)
+
+
+def _measure(workspace: Workspace, started: float, tracked_before: float) -> None:
+    """Note what the run took."""
     seconds = time.monotonic() - started
     tracking_seconds = _tracking_seconds(workspace) - tracked_before
-    if message:
-        store.append_events(task_id, [EventDraft(kind="error", text=message)])
     workspace.update_result(
         seconds=seconds,
         tracking_share=tracking_seconds / max(seconds, 1e-9),
-        evaluation_share=_evaluation_share(store.events(task_id)),
+        evaluation_share=_evaluation_share(workspace.store.events(workspace.task_id)),
         peak_bytes=_peak_resident_bytes(),
     )
-    with workspace.tracked() as runs:
-        runs.close(state, message)
-    store.end_task(task_id, state, message)
 
 
 def _tracking_seconds(workspace: Workspace) -> float:

@@ -5,6 +5,8 @@
 | `ALTO_HOME` | folder of the embedded databases, artifacts and checkpoints | `.alto` in the current folder |
 | `ALTO_DEVICE` | `cpu`, `cuda` or `cuda:N` | `cuda` where there is one, else `cpu` |
 | `ALTO_CUDA_GRAPH` | `0`: on a GPU run a step's operations one by one instead of replaying a CUDA graph | `1` |
+| `ALTO_STORE_URL` | database of tasks, queue and hosts, e.g. `postgresql://...` | an SQLite file under `ALTO_HOME` |
+| `ALTO_LEASE_SECONDS` | how long a host or a run may be silent before its tasks go to others | 60 |
 | `MLFLOW_TRACKING_URI` | MLflow server; unset: an SQLite file under `ALTO_HOME` | unset |
 | `PREFECT_API_URL` | Prefect server; unset: an embedded one whose database lies under `ALTO_HOME` | unset |
 """
@@ -18,6 +20,9 @@ from pathlib import Path
 
 from alto_core.errors import TaskFileError
 
+MIN_LEASE_SECONDS = 5.0
+"""A run says that it lives every second; a shorter silence can be a busy disk."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -28,10 +33,12 @@ class Settings:
     mlflow_tracking_uri: str
     prefect_api_url: str | None
     cuda_graph: bool = True
+    store_address: str | None = None
+    lease_seconds: float = 60.0
 
     @property
     def store_url(self) -> str:
-        return f"sqlite:///{self.home / 'store.db'}"
+        return self.store_address or f"sqlite:///{self.home / 'store.db'}"
 
     @property
     def artifacts(self) -> Path:
@@ -56,6 +63,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         mlflow_tracking_uri=env.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home / 'mlflow.db'}",
         prefect_api_url=env.get("PREFECT_API_URL") or None,
         cuda_graph=_switch("ALTO_CUDA_GRAPH", env.get("ALTO_CUDA_GRAPH") or "1"),
+        store_address=env.get("ALTO_STORE_URL") or None,
+        lease_seconds=_lease_seconds(env.get("ALTO_LEASE_SECONDS") or "60"),
     )
 
 
@@ -91,3 +100,13 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str] | 
     }
     for name, value in defaults.items():
         env.setdefault(name, value)
+
+
+def _lease_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not MIN_LEASE_SECONDS <= seconds <= 3600:
+        raise TaskFileError("ALTO_LEASE_SECONDS", got=text, expected=f"{MIN_LEASE_SECONDS:g} to 3600 seconds")
+    return seconds

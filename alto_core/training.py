@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alto_core import wording
+from alto_core.cluster.stop import asked_to_stop
 from alto_core.domain import GateDecision
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
@@ -56,7 +57,12 @@ def train_stretches(
         supervisor = _supervisor(workspace, runs, policy)
         for stretch in stretches if revived else ():
             supervisor.reopen(stretch, revived)
-        executor = Executor(engine, workspace.data, data_seed=workspace.task.data.seed)
+        executor = Executor(
+            engine,
+            workspace.data,
+            data_seed=workspace.task.data.seed,
+            asked_to_stop=asked_to_stop(workspace.task_id, workspace.settings),
+        )
         supervisor.train(executor, stretches, in_reserve)
 
 

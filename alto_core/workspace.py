@@ -24,13 +24,14 @@ from alto_core.device import pick_device
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage
 from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
+from alto_core.engine.checkpoint import MARKER
 from alto_core.engine.engine import Engine
 from alto_core.errors import StoreError
 from alto_core.evaluation import TextCodec
 from alto_core.executor import JobRun
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
-from alto_core.store import EventDraft, JobRecord, Store
+from alto_core.store import EventDraft, JobRecord, JobUpdate, Store
 from alto_core.tracking import TaskRuns, Tracker
 
 
@@ -130,6 +131,20 @@ class Workspace:
             f"job {text!r}: got {which}, expected one of the {len(self.jobs)} jobs of task {self.task_id}, such as "
             f"{', '.join(near[:3])}"
         )
+
+    def checkpoint_step(self, job_id: str) -> int:
+        """Step of a job's newest saved state; 0 when it has none."""
+        markers = (self.job_folder(job_id) / "state").glob(f"step-*/{MARKER}")
+        return max((int(marker.parent.name.removeprefix("step-")) for marker in markers), default=0)
+
+    def rewind(self) -> None:
+        """Set every open job to the step of its newest saved state: what it trained after that is lost with its run."""
+        updates = [
+            JobUpdate(job_id=job_id, state=JobState.WAITING, step=self.checkpoint_step(job_id))
+            for job_id, record in self.records().items()
+            if not record.state.is_end
+        ]
+        self.store.update_jobs(self.task_id, updates)
 
     def records(self) -> Mapping[str, JobRecord]:
         """Where each job stands now."""

@@ -17,9 +17,11 @@ from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
+from alto_core.cluster.lease import held_gpus
 from alto_core.config import TuningTask, load_task
 from alto_core.domain import Score, TaskState
 from alto_core.errors import StoreError
+from alto_core.interruption import TaskStopped
 from alto_core.lifecycle import running
 from alto_core.preparation import create_task, plan_task
 from alto_core.registration import publish_report
@@ -41,6 +43,24 @@ def tune_task(task_id: str) -> str | State[str]:
 
     Ctrl-C and SIGTERM end the flow run as Cancelled, the word that the task and its open jobs end with as well.
     """
+    return _through_the_stages(task_id)
+
+
+@flow(name="tune queued", flow_run_name="tune {task_id}, attempt {attempt}")
+def tune_queued(task_id: str, attempt: int) -> str | State[str]:
+    """Tune a task on the GPUs that the scheduler claimed for it; what the deployments of hosts run.
+
+    A claim can be begun once. A task that is asked to pause or to make room stops at its checkpoints, and the flow run
+    ends as Cancelled with that word; the task goes on in another run.
+    """
+    try:
+        with held_gpus(task_id, attempt, load_settings()):
+            return _through_the_stages(task_id)
+    except TaskStopped as stopped:
+        return Cancelled(message=str(stopped))
+
+
+def _through_the_stages(task_id: str) -> str | State[str]:
     try:
         with running(task_id) as workspace:
             workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)

@@ -3,11 +3,13 @@
 What needs the data or the model (layer names, row counts) is checked later, by `preparation`.
 """
 
+from alto_core.config.changes import with_changes
 from alto_core.config.fields import NAME_PATTERN
 from alto_core.config.loading import load_task, parse_task
 from alto_core.config.search import GridSpace, ListedJob, ListSpace, LogRange, RandomSpace
 from alto_core.config.task import (
     BudgetSection,
+    ClusterSection,
     DataSection,
     EarlyExitSection,
     EvaluationSection,
@@ -19,6 +21,7 @@ from alto_core.config.task import (
 __all__ = [
     "NAME_PATTERN",
     "BudgetSection",
+    "ClusterSection",
     "DataSection",
     "EarlyExitSection",
     "EvaluationSection",
@@ -32,4 +35,5 @@ __all__ = [
     "TuningTask",
     "load_task",
     "parse_task",
+    "with_changes",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -24,6 +25,17 @@ def _check_finite(value: float) -> float:
     return value
 
 
+def _check_moment(value: Any) -> Any:
+    """YAML reads a timestamp by itself; JSON brings it as text. Kept as text in UTC."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if not isinstance(moment, datetime) or moment.tzinfo is None:
+            raise ValueError
+    except ValueError:
+        raise ValueError("a date and a time with a time zone, such as 2030-01-31T18:00:00+01:00") from None
+    return moment.astimezone(UTC).isoformat()
+
+
 def one_or_more(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
@@ -35,6 +47,7 @@ def unique(values: list[Any]) -> list[Any]:
 
 
 Name = Annotated[str, AfterValidator(_check_name)]
+Moment = Annotated[str, BeforeValidator(_check_moment)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_check_finite)]
 NonNegative = Annotated[float, Field(ge=0), AfterValidator(_check_finite)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]

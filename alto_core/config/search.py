@@ -74,8 +74,8 @@ class _Dimensions(Section):
     """Scale alpha / sqrt(r) instead of alpha / r."""
     lr_schedule: _values(LrSchedule) = ["constant"]  # type: ignore[valid-type]
     """Course of the learning rate after its warmup: `constant`, `linear` to 0 or `cosine` to 0."""
-    target_modules: ModuleNames | Annotated[list[ModuleNames], Field(min_length=1)] | Literal["all-linear"] = (
-        "all-linear"
+    target_modules: Literal["all-linear"] | ModuleNames | Annotated[list[ModuleNames], Field(min_length=1)] = Field(
+        "all-linear", union_mode="left_to_right"
     )
     """Names of linear layers, or a list of such lists to search over."""
     max_grad_norm: NonNegative = 1.0
@@ -125,7 +125,7 @@ class ListedJob(Section):
     max_grad_norm: NonNegative = 1.0
     lr_schedule: LrSchedule = "constant"
     lr_warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: ModuleNames | Literal["all-linear"] = "all-linear"
+    target_modules: Literal["all-linear"] | ModuleNames = Field("all-linear", union_mode="left_to_right")
     seed: int = 0
 
     _one_alpha = model_validator(mode="after")(_refuse_two_alphas)

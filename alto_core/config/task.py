@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from alto_core.config.fields import Count, Name, NonNegative, OpenFraction, Positive, Section, unique
+from alto_core.config.fields import Count, Moment, Name, NonNegative, OpenFraction, Positive, Section, unique
 from alto_core.config.search import GridSpace, ListSpace, RandomSpace
 
 
@@ -170,6 +170,21 @@ class EvaluationSection(Section):
         return self
 
 
+class ClusterSection(Section):
+    """What the task asks of a cluster. `alto tune`, which runs a task at once and here, takes no notice of it."""
+
+    priority: Literal["urgent", "normal", "background"] = "normal"
+    """Tasks of a class are planned before those of the classes after it."""
+    deadline: Moment | None = None
+    """When it should have ended, with a time zone: `2030-01-31T18:00:00+01:00`."""
+    num_gpus: Count = 1
+    """GPUs of one host."""
+    min_gpu_gib: NonNegative = 0.0
+    """Memory that each of its GPUs must have, in GiB."""
+    expected_minutes: Positive | None = None
+    """How long it will take at most. None: from what tasks on the same model took, else an hour."""
+
+
 class TuningTask(Section):
     """A base model, a data set and a search space; wants one good adapter."""
 
@@ -185,6 +200,7 @@ class TuningTask(Section):
     evaluation: EvaluationSection = EvaluationSection()
     init_adapter: str | None = None
     """Folder of a PEFT LoRA adapter that every job starts from."""
+    cluster: ClusterSection = ClusterSection()
     registry_name: Name | None = None
     """Registered-model name; the task's name when None."""
     max_slots: Count | None = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, inspect
+from sqlalchemy import Connection, Engine, NullPool, event, inspect, make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, SQLModel, create_engine, select
 
 from alto_core.errors import StoreError
+from alto_core.store.migrations import STEPS, migrate
 from alto_core.store.tables import SCHEMA_VERSION, TABLES, SchemaRow
 
+WRITE_LOCK = 4_705_426
+"""The advisory lock of PostgreSQL that all writers of a store take."""
 BUSY_TIMEOUT_MS = 30_000
 """How long a writer waits for another one."""
 
@@ -25,12 +28,17 @@ class Database:
     """
 
     def __init__(self, url: str):
-        engine = create_engine(url)
+        # A server counts its connections, and many processes open stores: none is kept between two transactions.
+        is_server = make_url(url).get_backend_name() != "sqlite"
+        engine = create_engine(url, poolclass=NullPool if is_server else None)
         self._url = engine.url.render_as_string(hide_password=True)
+        self._readers: Engine = engine
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _prepare_sqlite_connection)
             event.listen(engine, "begin", _begin_sqlite_transaction)
-        self._readers: Engine = engine
+        elif engine.dialect.name == "postgresql":
+            event.listen(engine, "begin", _begin_postgresql_transaction)
+            self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
         self._writers: Engine = engine.execution_options(alto_writes=True)
         self._prepare()
 
@@ -56,16 +64,23 @@ class Database:
         if is_new:
             with self.writing() as session:
                 SQLModel.metadata.create_all(session.connection(), tables=TABLES)
-                if session.get(SchemaRow, SCHEMA_VERSION) is None:
+                if not session.exec(select(SchemaRow)).all():
                     session.add(SchemaRow(version=SCHEMA_VERSION))
-        with self.reading() as session:
-            versions = session.exec(select(SchemaRow.version)).all()
+        versions = self._versions()
+        if len(versions) == 1 and versions[0] in STEPS:
+            with self.writing() as session:
+                migrate(session)
+            versions = self._versions()
         if list(versions) != [SCHEMA_VERSION]:
             found = ", ".join(map(str, versions)) or "none"
             raise StoreError(
                 f"store {self._url}: got schema version {found}, expected {SCHEMA_VERSION}. Use the ALTO version that "
                 "made it, or set ALTO_HOME to a new folder."
             )
+
+    def _versions(self) -> Sequence[int]:
+        with self.reading() as session:
+            return session.exec(select(SchemaRow.version)).all()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -89,3 +104,9 @@ def _begin_sqlite_transaction(connection: Connection) -> None:
     """Read-then-write transactions take the write lock first: with SQLite's default, concurrent updates get lost."""
     writes = connection.get_execution_options().get("alto_writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _begin_postgresql_transaction(connection: Connection) -> None:
+    """The same rule as on SQLite: who writes is alone in writing, from the beginning of the transaction."""
+    if connection.get_execution_options().get("alto_writes", False):
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import cast
 
-from sqlalchemy import DateTime, Dialect, String, Table, Text, inspect
+from sqlalchemy import BigInteger, DateTime, Dialect, String, Table, Text, inspect
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Rises with every change of a table."""
 
 
@@ -119,6 +119,96 @@ class ProfileRow(SQLModel, table=True):
     profile: str = Field(sa_type=Text)
 
 
+class QueueRow(SQLModel, table=True):
+    """A task that was submitted to the cluster."""
+
+    __tablename__ = "alto_queue"
+
+    task_id: str = Field(primary_key=True, foreign_key="alto_task.task_id")
+    priority: str
+    deadline: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    num_gpus: int
+    min_gpu_bytes: int = Field(default=0, sa_type=BigInteger)
+    expected_seconds: float
+    submitted_at: datetime = Field(sa_type=UtcDateTime)
+    state: str = Field(index=True)
+    attempt: int = 0
+    """Counts the claims. What acts for a run names its attempt, so that a run that was given up can do nothing."""
+    num_failures: int = 0
+    """Runs that died without an end of their own."""
+    host_id: str | None = None
+    gpus: str = "[]"
+    claimed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    heartbeat_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    process_id: int | None = None
+    flow_run_id: str | None = None
+    stop: str | None = None
+
+
+class HostRow(SQLModel, table=True):
+    __tablename__ = "alto_host"
+
+    host_id: str = Field(primary_key=True)
+    work_pool: str
+    gpu_bytes: int = Field(default=0, sa_type=BigInteger)
+    heartbeat_at: datetime = Field(sa_type=UtcDateTime)
+    is_lost: bool = False
+
+
+class GpuRow(SQLModel, table=True):
+    """A GPU and the one task that holds it."""
+
+    __tablename__ = "alto_gpu"
+
+    host_id: str = Field(primary_key=True, foreign_key="alto_host.host_id")
+    gpu: int = Field(primary_key=True)
+    task_id: str | None = Field(default=None, foreign_key="alto_queue.task_id")
+    process_id: int | None = None
+    """Of the run that used it last; it may still be about to exit."""
+
+
+class PlanRow(SQLModel, table=True):
+    __tablename__ = "alto_plan"
+    __table_args__ = {"sqlite_autoincrement": True}
+
+    plan_id: int | None = Field(default=None, primary_key=True)
+    at: datetime = Field(sa_type=UtcDateTime)
+    reason: str
+    """What made the scheduler look."""
+    makespan: int
+    bound: int
+    gap: float
+    tardiness: int
+    method: str
+    solver_status: str
+    solve_seconds: float
+    content: str = Field(sa_type=Text)
+    """Placements and refusals as JSON."""
+
+
+class QueueEventRow(SQLModel, table=True):
+    """What happened to the queue and the hosts. Rows are added, never changed."""
+
+    __tablename__ = "alto_queue_event"
+    __table_args__ = {"sqlite_autoincrement": True}
+
+    event_id: int | None = Field(default=None, primary_key=True)
+    at: datetime = Field(sa_type=UtcDateTime)
+    kind: str = Field(index=True)
+    text: str = Field(sa_type=Text)
+    task_id: str | None = Field(default=None, index=True)
+    host_id: str | None = None
+
+
+def _table(row: type[SQLModel]) -> Table:
+    return cast(Table, inspect(row).local_table)
+
+
 TABLES = [
-    cast(Table, inspect(row).local_table) for row in (SchemaRow, TaskNameRow, TaskRow, JobRow, EventRow, ProfileRow)
+    _table(row)
+    for row in (
+        *(SchemaRow, TaskNameRow, TaskRow, JobRow, EventRow, ProfileRow),
+        *(QueueRow, HostRow, GpuRow, PlanRow, QueueEventRow),
+    )
 ]
+"""In the order in which they can be made."""

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from alto_core.errors import AltoError
 
 LOOPBACK = "127.0.0.1"
@@ -27,33 +29,38 @@ class ServiceError(AltoError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
-    """A server to start."""
+class Process:
+    """A process to start and to stop."""
 
     name: str
     command: Sequence[str]
+    log_file: Path
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service(Process):
+    """A server to start."""
+
     port: int
     health_path: str
     """Answers 200 when the server is up."""
-    log_file: Path
-    environment: Mapping[str, str]
 
     @property
     def url(self) -> str:
         return f"http://{LOOPBACK}:{self.port}"
 
 
-class RunningService:
-    """A started server, in a process group of its own, so that stopping reaches its children."""
+class RunningProcess:
+    """A started process, in a group of its own, so that stopping reaches its children."""
 
-    def __init__(self, service: Service):
-        require_free_port(service.name, service.port)
-        self.service = service
-        service.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with service.log_file.open("wb") as log:
+    def __init__(self, process: Process):
+        self.name, self.log_file = process.name, process.log_file
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(
-                service.command,
-                env={**os.environ, **service.environment},
+                process.command,
+                env={**os.environ, **process.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -64,27 +71,23 @@ class RunningService:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def wait_until_up(self, seconds: float = START_SECONDS) -> None:
-        """Return when the server answers.
-
-        Raises:
-            ServiceError: it ended, or does not answer in time; the text shows the end of its log.
-        """
-        deadline = time.monotonic() + seconds
-        while not answers(self.service.url + self.service.health_path):
-            if self.has_ended or time.monotonic() > deadline:
-                what = (
-                    f"ended with code {self._process.returncode}"
-                    if self.has_ended
-                    else f"gave no answer in {seconds:.0f} s"
-                )
-                raise ServiceError(
-                    f"{self.service.name} {what}. The end of {self.service.log_file}:\n{self._log_tail()}"
-                )
-            time.sleep(0.2)
-
     def stop(self) -> None:
-        """Ask the whole group to end, and kill what is left after a while."""
+        """Ask the whole group to end, and kill what is left after a while, groups that it made itself included."""
+        family = self._family()
+        try:
+            self._stop_group()
+        finally:
+            for member in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def _stop_group(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -103,8 +106,34 @@ class RunningService:
         return False
 
     def _log_tail(self) -> str:
-        text = self.service.log_file.read_text(encoding="utf-8", errors="replace")
+        text = self.log_file.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-15:])
+
+
+class RunningService(RunningProcess):
+    """A started server."""
+
+    def __init__(self, service: Service):
+        require_free_port(service.name, service.port)
+        super().__init__(service)
+        self.service = service
+
+    def wait_until_up(self, seconds: float = START_SECONDS) -> None:
+        """Return when the server answers.
+
+        Raises:
+            ServiceError: it ended, or does not answer in time; the text shows the end of its log.
+        """
+        deadline = time.monotonic() + seconds
+        while not answers(self.service.url + self.service.health_path):
+            if self.has_ended or time.monotonic() > deadline:
+                what = (
+                    f"ended with code {self._process.returncode}"
+                    if self.has_ended
+                    else f"gave no answer in {seconds:.0f} s"
+                )
+                raise ServiceError(f"{self.name} {what}. The end of {self.log_file}:\n{self._log_tail()}")
+            time.sleep(0.2)
 
 
 def require_free_port(name: str, port: int) -> None:

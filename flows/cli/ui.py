@@ -29,7 +29,7 @@ def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
     prepare_environment(settings)
     settings.home.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
-    services = _services(settings, mlflow_port, prefect_port)
+    services = embedded_services(settings, mlflow_port, prefect_port)
     with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
         try:
             running = []
@@ -53,7 +53,8 @@ def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
             console.print(Text("Stopping ...", style="dim"))
 
 
-def _services(settings: Settings, mlflow_port: int, prefect_port: int) -> list[Service]:
+def embedded_services(settings: Settings, mlflow_port: int, prefect_port: int) -> list[Service]:
+    """MLflow's and Prefect's servers, each unless the settings name one elsewhere."""
     services = []
     logs = settings.home / "logs"
     if settings.mlflow_tracking_uri.startswith("sqlite:///"):
@@ -133,5 +134,5 @@ def _wait(running: list[RunningService]) -> None:
     while True:
         for started in running:
             if started.has_ended:
-                raise ServiceError(f"{started.service.name} has ended. Its log is {started.service.log_file}.")
+                raise ServiceError(f"{started.name} has ended. Its log is {started.log_file}.")
         time.sleep(0.5)

@@ -267,7 +267,7 @@ def test_ids_of_names_that_differ_in_case_differ_as_folders(store: Store) -> Non
 def test_a_store_of_another_version_is_refused(store: Store, settings: Settings) -> None:
     with closing(sqlite3.connect(settings.home / "store.db")) as connection, connection:
         connection.execute("UPDATE alto_schema SET version = 99")
-    with pytest.raises(StoreError, match=r"version 99, expected 1\. Use the ALTO version"):
+    with pytest.raises(StoreError, match=r"version 99, expected 2\. Use the ALTO version"):
         Store(settings)
 
 

@@ -1,0 +1,163 @@
+"""A run's hold on its GPUs: begun once, kept alive by signs of life, given back however the run ends.
+
+The store decides who acts for a task. A run whose attempt was given up, or that could not say for the time of a lease
+that it lives, ends its process at once, because others may have its GPUs and its task by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+import psutil
+
+from alto_core.cluster.stop import LOOK_SECONDS
+from alto_core.domain import QueueState, StopRequest, TaskState
+from alto_core.errors import StoreError
+from alto_core.interruption import TaskStopped
+from alto_core.settings import Settings
+from alto_core.store import Queue, QueueEntry, Store
+from alto_core.store.queue import AFTER_STOP
+
+BEATS_PER_LEASE = 12
+STOP_GRACE_SECONDS = 2.0
+"""For training to end a step and save; after that the run is interrupted wherever it is."""
+EXIT_PATIENCE_SECONDS = 60.0
+"""For the process that used a GPU before to end."""
+GIVEN_UP_EXIT_CODE = 75
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def held_gpus(
+    task_id: str, attempt: int, settings: Settings, environ: Mapping[str, str] | None = None
+) -> Iterator[QueueEntry]:
+    """Hold the GPUs of a claim while the block runs. Main thread only, for its signal handler.
+
+    Raises:
+        StoreError: the claim was given up or its run has begun before, this process sees other GPUs than claimed, or a
+            process that used them before does not exit.
+        TaskStopped: the task was asked to stop.
+    """
+    queue = Queue(settings)
+    _wait_for_exits(task_id, queue)
+    entry = queue.begin(task_id, attempt, os.getpid())
+    state, reason = QueueState.ENDED, "the run ended"
+    keeper = _Keeper(entry, settings)
+    try:
+        _check_visible_gpus(entry, os.environ if environ is None else environ)
+        with keeper.interrupting():
+            keeper.start()
+            yield entry
+    except TaskStopped as stopped:
+        state, reason = AFTER_STOP[stopped.stop], str(stopped)
+        raise
+    finally:
+        keeper.stop()
+        if state is QueueState.ENDED:
+            _require_end(task_id, settings)
+        queue.release(task_id, attempt, state, reason)
+        queue.close()
+
+
+def _wait_for_exits(task_id: str, queue: Queue) -> None:
+    """A run gives its GPUs back before its process ends; until then their memory is not free."""
+    deadline = time.monotonic() + EXIT_PATIENCE_SECONDS
+    while left := [one for one in queue.last_processes(task_id) if one != os.getpid() and psutil.pid_exists(one)]:
+        if time.monotonic() > deadline:
+            raise StoreError(
+                f"task {task_id}: process {left[0]} used a GPU of this run before and has not exited for "
+                f"{EXIT_PATIENCE_SECONDS:.0f} s, expected it to be gone. End it by hand."
+            )
+        time.sleep(0.2)
+
+
+def _check_visible_gpus(entry: QueueEntry, environ: Mapping[str, str]) -> None:
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    expected = ",".join(map(str, entry.gpus))
+    if visible != expected:
+        raise StoreError(
+            f"task {entry.task_id}: got CUDA_VISIBLE_DEVICES={visible!r}, expected {expected!r}, the GPUs claimed on "
+            f"{entry.host_id}. Start it through the scheduler."
+        )
+
+
+def _require_end(task_id: str, settings: Settings) -> None:
+    """A run that was interrupted before its stages, or while it wrote down its end, must not leave its task open."""
+    store = Store(settings)
+    if not store.task(task_id).state.is_end:
+        store.end_task(task_id, TaskState.CANCELLED, "the run ended before its end was recorded")
+    store.close()
+
+
+class _Keeper(threading.Thread):
+    """Says that the run lives, and sees when it is to stop or has been given up."""
+
+    def __init__(self, entry: QueueEntry, settings: Settings):
+        super().__init__(name="alto-lease", daemon=True)
+        self._entry, self._settings = entry, settings
+        self._done = threading.Event()
+        self._closing = False
+        self._stop_request: StopRequest | None = None
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside the block a request to stop raises `TaskStopped` in the main thread when its grace is over."""
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if not self._closing and self._stop_request is not None:
+                self._closing = True
+                raise TaskStopped(self._stop_request)
+
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            yield
+        finally:
+            self._closing = True
+            signal.signal(signal.SIGUSR1, before)
+
+    def stop(self) -> None:
+        """Return when the thread has ended."""
+        self._closing = True
+        self._done.set()
+        if self.is_alive():
+            self.join()
+
+    def run(self) -> None:
+        queue = Queue(self._settings)
+        heard = beaten = time.monotonic()
+        asked: float | None = None
+        while not self._done.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            try:
+                current = queue.entry(self._entry.task_id)
+                if current.attempt != self._entry.attempt or current.state is not QueueState.RUNNING:
+                    self._give_up(f"it is {current.state} in attempt {current.attempt}")
+                if now - beaten >= self._settings.lease_seconds / BEATS_PER_LEASE:
+                    queue.beat(self._entry.task_id, self._entry.attempt)
+                    beaten = now
+                heard = now
+            except StoreError as error:
+                logger.warning("the store does not answer: %s", error)
+                if now - heard > self._settings.lease_seconds:
+                    self._give_up(f"no sign of life could be given for {now - heard:.0f} s")
+                continue
+            if current.stop is not None:
+                self._stop_request = current.stop
+                asked = asked or now
+                if now - asked >= STOP_GRACE_SECONDS and not self._closing:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        queue.close()
+
+    def _give_up(self, why: str) -> None:
+        """No cleaning up: what this process would write is another run's by now."""
+        if not self._done.is_set():
+            logger.error("task %s, attempt %s ends here: %s", self._entry.task_id, self._entry.attempt, why)
+            os._exit(GIVEN_UP_EXIT_CODE)

@@ -1,0 +1,99 @@
+"""What batching (B), early exit (EE) and scheduling (S) are worth together: eleven tasks, eight GPUs, simulated.
+
+    python benchmarks/plan_fig12.py
+
+The model. A task is a base model and a data set; 60 jobs on one GPU, 64 on several, three epochs each. A job alone
+costs `ms_alone` a row, one among many `ms_batched` (benchmarks/plan_profiles.csv, which says what was measured on an
+H200 and what is scaled from it). Early exit trains `1 - saved` of the rows (benchmarks/plan_data_sets.csv). Without S
+tasks run first come, first served, and nothing passes a task that waits; with S the planner plans anew at every end,
+and knows only how long tasks take when no job ends early. Makespans are means over twenty orders of submission.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from pathlib import Path
+from statistics import mean
+
+from bars import record_bar
+from plan_cases import PACKAGES, made_hosts, write_rows
+
+from alto_core.scheduling import list_scheduling
+from alto_core.scheduling.planner import PlannerOptions
+from alto_core.scheduling.simulator import SimulatedTask, listed, planned, simulate
+
+HERE = Path(__file__).resolve().parent
+EPOCHS = 3
+ORDERS = 20
+ROW_TOKENS = 192
+"""Of the rows that the profiles were measured on; cost is taken as proportional to tokens."""
+VARIANTS = {
+    # name: batched, early exit, scheduled
+    "none": (False, False, False),
+    "B": (True, False, False),
+    "S": (False, False, True),
+    "EE": (False, True, False),
+    "B+S": (True, False, True),
+    "B+EE": (True, True, False),
+    "all": (True, True, True),
+}
+
+
+def paper_tasks(*, batched: bool, early_exit: bool) -> list[SimulatedTask]:
+    """Every model on every data set, less the last one: eleven."""
+    models, data_sets = _rows("plan_profiles.csv"), _rows("plan_data_sets.csv")
+    tasks = []
+    for model in models:
+        for data in data_sets:
+            num_jobs = 60 if model["num_gpus"] == "1" else 64
+            ms = float(model["ms_batched" if batched else "ms_alone"]) * float(data["tokens"]) / ROW_TOKENS
+            seconds = num_jobs * EPOCHS * float(data["rows"]) * ms / 1000
+            share = 1 - float(data["saved"]) if early_exit else 1.0
+            tasks.append(
+                SimulatedTask(
+                    task_id=f"{model['model']} {data['data_set']}",
+                    num_gpus=int(model["num_gpus"]),
+                    estimated_seconds=math.ceil(seconds),
+                    true_seconds=math.ceil(seconds * share),
+                )
+            )
+    return tasks[:-1]
+
+
+def main() -> None:
+    makespans = {}
+    for name, (batched, early_exit, scheduled) in VARIANTS.items():
+        tasks = paper_tasks(batched=batched, early_exit=early_exit)
+        policy = (
+            planned(PlannerOptions(seconds=0.3, reproducible=True))
+            if scheduled
+            else listed(list_scheduling.fifo, backfill=False)
+        )
+        ends = []
+        for seed in range(ORDERS):
+            order = random.Random(seed).sample(tasks, len(tasks))
+            ends.append(simulate(order, made_hosts(1), policy).makespan)
+        makespans[name] = mean(ends)
+        print(
+            f"{name:<5} {makespans[name] / 3600:8.1f} h   {makespans['B'] / makespans[name]:.2f}x of B"
+            if "B" in makespans
+            else f"{name:<5} {makespans[name] / 3600:8.1f} h",
+            flush=True,
+        )
+    rows = [
+        {"variant": name, "hours": round(value / 3600, 2), "speedup_over_b": round(makespans["B"] / value, 3)}
+        for name, value in makespans.items()
+    ]
+    write_rows("plan_fig12", rows)
+    record_bar("plan.fig12_all_over_b", makespans["B"] / makespans["all"], target=">= 5.2", packages=PACKAGES)
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (HERE / name).open(newline="", encoding="utf-8") as source:
+        return list(csv.DictReader(source))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""`alto reconcile`: find what died without a word, now."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import typer
+
+from alto_core.settings import load_settings, prepare_environment
+from flows.cli.output import dump, stdout_for
+
+
+def run_reconcile(*, as_json: bool) -> None:
+    """Take dead runs' GPUs back and print what was found. Without a Prefect server signs of life alone decide."""
+    settings = load_settings()
+    prepare_environment(settings)
+    with stdout_for(as_json) as stream:
+        if settings.prefect_api_url is None:
+            from alto_core.cluster.recovery import recover
+
+            findings = recover(settings)
+        else:
+            from flows.reconcile import take_back
+
+            findings = take_back()
+        if as_json:
+            for finding in findings:
+                print(dump({"event": "found", **dataclasses.asdict(finding)}), file=stream)
+            return
+        for finding in findings:
+            typer.echo(finding.text, file=stream)
+        if not findings:
+            typer.echo("Nothing was dead.", file=stream)

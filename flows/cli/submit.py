@@ -1,0 +1,90 @@
+"""`alto submit` and `alto clone`: a task goes into the queue of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from alto_core import wording
+from alto_core.config import TuningTask, load_task, with_changes
+from alto_core.domain import Priority
+from alto_core.errors import StoreError
+from alto_core.result import TaskResult
+from alto_core.settings import Settings, load_settings, prepare_environment
+from alto_core.store import Demand, Queue, Store
+from flows.cli.output import dump, stdout_for
+
+
+def run_submit(file: Path, *, changes: Sequence[str], as_json: bool) -> str:
+    """Check and record the task of a file, and put it into the queue. Returns its id."""
+    return _submit(with_changes(load_task(file), changes), as_json=as_json)
+
+
+def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_json: bool) -> None:
+    """Put a copy of a task into the queue, with changed values, or starting from its winner's adapter.
+
+    Raises:
+        StoreError: there is no such task, or it has no winner to start from.
+    """
+    settings = load_settings()
+    record = Store(settings).task(task_id)
+    changes = list(changes)
+    if from_winner:
+        folder = TaskResult.from_dict(record.result or {}).adapter_folder
+        if folder is None:
+            raise StoreError(f"task {task_id} is {record.state}, expected one that has registered a winner")
+        changes.insert(0, f"init_adapter={folder}")
+    _submit(with_changes(record.task, changes), as_json=as_json)
+
+
+def _submit(task: TuningTask, *, as_json: bool) -> str:
+    settings = load_settings()
+    prepare_environment(settings)
+    with stdout_for(as_json) as stream:
+        # here, because it takes torch and transformers; a wrong field is told before that
+        from alto_core.cluster.expectation import expected_seconds
+        from alto_core.preparation import create_task, plan_task
+
+        plan = plan_task(task)
+        store = Store(settings)
+        demand = _demand(task, expected_seconds(task, plan.num_tokens, store))
+        task_id = store.new_task_id(task.name)
+        create_task(plan, task_id, settings)
+        Queue(settings).submit(task_id, demand)
+        _announce(settings, task_id)
+        if as_json:
+            content = {"event": "submitted", "task_id": task_id, "num_jobs": len(plan.jobs), **vars(demand)}
+            print(dump(content), file=stream)
+            return task_id
+        console = Console(file=stream, highlight=False)
+        console.print(
+            f"{task_id}: {wording.plural(len(plan.jobs), 'job')}, {wording.plural(demand.num_gpus, 'GPU')}, "
+            f"{demand.priority}, expected to take {wording.duration(demand.expected_seconds)} at most",
+            markup=False,
+            soft_wrap=True,
+        )
+        console.print(f"  alto status {task_id} --follow   alto queue   alto plan", markup=False, style="dim")
+        return task_id
+
+
+def _demand(task: TuningTask, seconds: float) -> Demand:
+    cluster = task.cluster
+    return Demand(
+        num_gpus=cluster.num_gpus,
+        expected_seconds=seconds,
+        priority=Priority(cluster.priority),
+        deadline=None if cluster.deadline is None else datetime.fromisoformat(cluster.deadline),
+        min_gpu_bytes=round(cluster.min_gpu_gib * 2**30),
+    )
+
+
+def _announce(settings: Settings, task_id: str) -> None:
+    """Wake the deployment `schedule`. A waiting scheduler sees the queue itself, without a server of Prefect."""
+    if settings.prefect_api_url is None:
+        return
+    from prefect.events import emit_event
+
+    emit_event("alto.task.submitted", resource={"prefect.resource.id": f"alto.task.{task_id}"})

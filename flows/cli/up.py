@@ -1,0 +1,118 @@
+"""`alto up`: this machine as a host of the cluster, with the servers that the settings do not name elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from alto_core import wording
+from alto_core.device import gpus_of_this_machine
+from alto_core.errors import TaskFileError
+from alto_core.settings import Settings, load_settings, prepare_environment
+from flows.cli.interruption import sigterm_as_ctrl_c
+from flows.cli.services import Process, RunningProcess, RunningService, ServiceError
+from flows.cli.ui import embedded_services
+
+LOOK_SECONDS = 0.5
+
+
+def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port: int) -> None:
+    """Start what is missing, join the cluster, look after this host until Ctrl-C or SIGTERM, then leave cleanly.
+
+    Raises:
+        TaskFileError: the list of GPUs is none.
+        ServiceError: a port is taken, or a server or worker ends.
+    """
+    settings = load_settings()
+    prepare_environment(settings)
+    console = Console(highlight=False)
+    host_id = host or socket.gethostname().split(".")[0]
+    indices, gpu_bytes = _gpus(gpus)
+    is_first = settings.prefect_api_url is None
+    # a host that joins a cluster finds its servers there
+    services = embedded_services(settings, mlflow_port, prefect_port) if is_first else []
+    with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
+        try:
+            console.print(Text(f"Starting {' and '.join(s.name for s in services) or host_id} ...", style="dim"))
+            running: list[RunningProcess] = []
+            for service in services:
+                started = RunningService(service)
+                stack.callback(started.stop)
+                running.append(started)
+                started.wait_until_up()
+                if service.name == "Prefect":
+                    os.environ["PREFECT_API_URL"] = f"{service.url}/api"
+            _join(settings, host_id, indices, gpu_bytes, is_first, running, stack, console)
+        except KeyboardInterrupt:
+            console.print(Text("Stopping: tasks go back into the queue at their checkpoints ...", style="dim"))
+
+
+def _join(
+    settings: Settings,
+    host_id: str,
+    gpus: Sequence[int],
+    gpu_bytes: int,
+    is_first: bool,
+    running: list[RunningProcess],
+    stack: contextlib.ExitStack,
+    console: Console,
+) -> None:
+    # Prefect reads the address of its server when it is imported
+    from flows.deployments import CONTROL_POOL, deploy_control, deploy_host, pool_name
+    from flows.host import HostAgent
+
+    deploy_host(host_id)
+    pools = [pool_name(host_id)]
+    if is_first:
+        deploy_control()
+        pools.append(CONTROL_POOL)
+    for pool in pools:
+        worker = RunningProcess(worker_process(settings, pool))
+        stack.callback(worker.stop)
+        running.append(worker)
+    agent = HostAgent(settings, host_id=host_id, gpus=gpus, gpu_bytes=gpu_bytes)
+    agent.join()
+    stack.enter_context(agent.watching())
+    stack.callback(agent.leave)  # before the workers end, which would kill their runs
+    address = os.environ["PREFECT_API_URL"].removesuffix("/api")
+    console.print(f"{host_id}: {wording.plural(len(gpus), 'GPU')} ready   Prefect {address}", markup=False)
+    console.print(Text("alto submit FILE adds a task. Ctrl-C stops this host.", style="dim"))
+    while True:
+        for process in running:
+            if process.has_ended:
+                raise ServiceError(f"{process.name} has ended. Its log is {process.log_file}.")
+        agent.plan()
+        time.sleep(LOOK_SECONDS)
+
+
+def worker_process(settings: Settings, pool: str) -> Process:
+    """A Prefect worker for a pool."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", pool]
+    return Process(
+        name=f"worker {pool}",
+        command=command,
+        log_file=settings.home / "logs" / f"{pool}.log",
+        environment={"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def _gpus(wanted: str | None) -> tuple[tuple[int, ...], int]:
+    """Indices and memory of the GPUs to use: those asked for, or all of this machine."""
+    here, gpu_bytes = gpus_of_this_machine()
+    if wanted is None:
+        if not here:
+            raise TaskFileError(
+                "--gpus", got="no GPU on this machine", expected="indices, for example --gpus 0,1 to pretend two"
+            )
+        return here, gpu_bytes
+    parts = wanted.split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) != len(parts):
+        raise TaskFileError("--gpus", got=repr(wanted), expected="different indices, for example 0,1")
+    return tuple(map(int, parts)), gpu_bytes

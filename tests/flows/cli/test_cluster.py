@@ -1,0 +1,163 @@
+"""The commands of the cluster on a store: what they print and what they change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alto_core.config import TuningTask
+from alto_core.domain import Priority, QueueState, TaskState
+from alto_core.settings import Settings
+from alto_core.store import Demand, Fleet, Queue, Store
+
+from .conftest import Invoke
+
+
+@pytest.fixture
+def task_file(tiny_model: Path, tiny_rows: Path, tmp_path: Path) -> Path:
+    content = {
+        "name": "tiny",
+        "model": {"name": str(tiny_model)},
+        "data": {"source": str(tiny_rows), "validation": {"rows": 8}},
+        "search_space": {"learning_rate": [1e-3, 1e-2], "lora_rank": 2, "adapter_batch_size": 4},
+        "budget": {"steps": 20},
+        "cluster": {"deadline": "2100-01-01T00:00:00+01:00", "min_gpu_gib": 0.5},
+    }
+    file = tmp_path / "task.yaml"
+    file.write_text(json.dumps(content))
+    return file
+
+
+@pytest.fixture
+def queued(settings: Settings, task: TuningTask) -> str:
+    """A task that waits, and a host that could run it."""
+    Fleet(settings).join("left", gpus=(0, 1), gpu_bytes=0, work_pool="alto-left")
+    Store(settings).add_task("made-1", task)
+    Queue(settings).submit("made-1", Demand(num_gpus=2, expected_seconds=600.0))
+    return "made-1"
+
+
+def test_a_submitted_task_is_recorded_with_what_it_asks_for(
+    invoke: Invoke, settings: Settings, task_file: Path
+) -> None:
+    result = invoke("submit", str(task_file), "--set", "cluster.priority=urgent", "--set", "owner=ann", "--json")
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout.splitlines()[-1])
+    assert (content["event"], content["num_jobs"], content["priority"]) == ("submitted", 2, "urgent")
+    entry = Queue(settings).entry(content["task_id"])
+    assert (entry.owner, entry.demand.priority, entry.demand.min_gpu_bytes) == ("ann", Priority.URGENT, 2**29)
+    assert entry.demand.deadline is not None and entry.demand.deadline.isoformat() == "2099-12-31T23:00:00+00:00"
+    assert entry.demand.expected_seconds == 3600, "nothing is known of this model"
+    assert len(Store(settings).jobs(entry.task_id)) == 2
+
+    clone = invoke("clone", entry.task_id, "--set", "search_space.lora_rank=[2, 4]", "--set", "cluster.num_gpus=2")
+    assert clone.exit_code == 0, clone.output
+    assert "tiny-2: 4 jobs, 2 GPUs, urgent" in clone.stdout
+    refused = invoke("clone", entry.task_id, "--from-winner")
+    assert (refused.exit_code, "one that has registered a winner" in refused.stderr) == (7, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("cluster.num_gpus=0", "cluster.num_gpus: got 0"),
+        ("cluster.num_gpus=-1", "cluster.num_gpus: got -1"),
+        ("cluster.priority=soon", "cluster.priority"),
+        ("cluster.deadline=2030-01-01T00:00:00", "with a time zone"),
+        ("cluster.nothing=1", "nothing"),
+        ("name.first=1", "got name, which is no section"),
+        ("budget", "expected key=value"),
+    ],
+)
+def test_a_wrong_change_is_refused_and_nothing_is_submitted(
+    invoke: Invoke, settings: Settings, task_file: Path, change: str, message: str
+) -> None:
+    result = invoke("submit", str(task_file), "--set", change)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert Queue(settings).entries() == ()
+
+
+def test_the_queue_shows_tasks_and_hosts(invoke: Invoke, settings: Settings, queued: str) -> None:
+    text = invoke("queue").stdout
+    assert "made-1" in text
+    assert "0: free  1: free" in text
+    Queue(settings).claim(queued, "left", [0, 1])
+    assert "left, GPU 0, 1" in invoke("queue").stdout
+    lines = [json.loads(line) for line in invoke("queue", "--json").stdout.splitlines()]
+    assert [(line["event"], line.get("state")) for line in lines] == [("queued", "claimed"), ("host", None)]
+    assert lines[1]["holders"] == {"0": "made-1", "1": "made-1"}
+
+
+def test_an_empty_cluster_says_what_to_do(invoke: Invoke) -> None:
+    text = invoke("queue").stdout
+    assert "`alto submit FILE`" in text
+    assert "`alto up`" in text
+    assert "Nothing to plan" in invoke("plan").stdout
+    assert "Nothing was dead" in invoke("reconcile").stdout
+
+
+def test_the_plan_is_shown_and_written_and_starts_nothing(
+    invoke: Invoke, settings: Settings, queued: str, task: TuningTask, tmp_path: Path
+) -> None:
+    Store(settings).add_task("huge-1", task)
+    Queue(settings).submit("huge-1", Demand(num_gpus=3, expected_seconds=1.0))
+    for name in ("plan.svg", "plan.html"):
+        result = invoke("plan", "--out", str(tmp_path / name))
+        assert result.exit_code == 0, result.output
+        assert "made-1" in (tmp_path / name).read_text()
+    assert "left 0 |aaaa" in result.stdout
+    assert "huge-1 cannot be planned: num_gpus: got 3, expected at most 2" in result.stdout
+    assert Queue(settings).entry(queued).state is QueueState.WAITING
+    (content,) = (json.loads(line) for line in invoke("plan", "--json").stdout.splitlines())
+    assert (content["makespan"], content["bound"], content["gap"]) == (600, 600, 0)
+    refused = invoke("plan", "--out", str(tmp_path / "plan.png"))
+    assert (refused.exit_code, "ends in .svg or .html" in refused.stderr) == (2, True)
+
+
+def test_a_waiting_task_is_paused_and_let_go_again(invoke: Invoke, settings: Settings, queued: str) -> None:
+    assert "made-1: paused" in invoke("pause", queued).stdout
+    assert Queue(settings).entry(queued).state is QueueState.PAUSED
+    assert "waits for GPUs" in invoke("unpause", queued).stdout
+    assert Queue(settings).entry(queued).state is QueueState.WAITING
+    assert invoke("unpause", queued).exit_code == 7
+    assert invoke("pause", "nobody-1").exit_code == 7
+
+
+def test_a_waiting_task_is_cancelled_in_every_record(invoke: Invoke, settings: Settings, task_file: Path) -> None:
+    task_id = json.loads(invoke("submit", str(task_file), "--json").stdout.splitlines()[-1])["task_id"]
+    result = invoke("cancel", task_id)
+    assert f"{task_id}: cancelled" in result.stdout, result.output
+    assert Queue(settings).entry(task_id).state is QueueState.ENDED
+    assert Store(settings).task(task_id).state is TaskState.CANCELLED
+    from mlflow import MlflowClient
+
+    run = MlflowClient(settings.mlflow_tracking_uri).get_run(Store(settings).task(task_id).parent_run_id)
+    assert run.info.status == "KILLED"
+    assert invoke("cancel", task_id).exit_code == 7
+
+
+def test_reconcile_says_what_it_found(
+    invoke: Invoke, settings: Settings, queued: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(settings)
+    queue.claim(queued, "left", [0, 1])
+    queue.begin(queued, 1, 1)
+    monkeypatch.setenv("ALTO_LEASE_SECONDS", "5")
+    import time
+
+    time.sleep(5.5)
+    lines = [json.loads(line) for line in invoke("reconcile", "--json").stdout.splitlines()]
+    assert {line["task_id"] for line in lines} == {None, queued}
+    assert queue.entry(queued).state is QueueState.WAITING
+
+
+@pytest.mark.parametrize("gpus", ["", "a", "0,0", "0,-1", "0,1,"])
+def test_up_refuses_a_list_that_names_no_gpus(invoke: Callable[..., Any], gpus: str) -> None:
+    result = invoke("up", "--gpus", gpus)
+    assert result.exit_code == 2
+    assert "--gpus" in result.stderr
