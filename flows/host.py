@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-import psutil
-
+from alto_core.cluster.processes import is_gone
 from alto_core.cluster.recovery import recover
 from alto_core.domain import QueueState, StopRequest
 from alto_core.errors import AltoError
@@ -141,12 +140,7 @@ class HostAgent:
                 _kill(process_id)
 
     def _is_gone(self, entry: QueueEntry) -> bool:
-        if entry.host_id != self._host_id or entry.process_id is None:
-            return False
-        try:
-            return psutil.Process(entry.process_id).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
+        return entry.host_id == self._host_id and entry.process_id is not None and is_gone(entry.process_id)
 
 
 def _kill(process_id: int) -> None:

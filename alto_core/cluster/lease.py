@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-import psutil
-
+from alto_core.cluster.processes import is_gone
 from alto_core.cluster.stop import LOOK_SECONDS
 from alto_core.domain import QueueState, StopRequest, TaskState
 from alto_core.errors import StoreError
@@ -70,7 +69,7 @@ def held_gpus(
 def _wait_for_exits(task_id: str, queue: Queue) -> None:
     """A run gives its GPUs back before its process ends; until then their memory is not free."""
     deadline = time.monotonic() + EXIT_PATIENCE_SECONDS
-    while left := [one for one in queue.last_processes(task_id) if one != os.getpid() and psutil.pid_exists(one)]:
+    while left := [one for one in queue.last_processes(task_id) if one != os.getpid() and not is_gone(one)]:
         if time.monotonic() > deadline:
             raise StoreError(
                 f"task {task_id}: process {left[0]} used a GPU of this run before and has not exited for "

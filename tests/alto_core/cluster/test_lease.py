@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -76,6 +77,24 @@ def test_gpus_are_given_back_however_the_run_ends(settings: Settings, queue: Que
         assert queue.entry(task_id).state is QueueState.ENDED
         assert Store(settings).task(task_id).state.is_end, "nobody else is left to record its end"
         assert len(free_gpus(settings)) == 4
+
+
+def test_a_run_waits_for_the_process_that_used_its_gpus_before(
+    settings: Settings, queue: Queue, submit: Submit, start_process: Start
+) -> None:
+    """Memory of a GPU is free when the process is gone, which is later than its last word to the store."""
+    submit("first-1")
+    submit("second-1")
+    lingering = start_process("import time; time.sleep(600)")
+    queue.claim("first-1", "left", [0])
+    queue.begin("first-1", 1, lingering.pid)
+    queue.release("first-1", 1, QueueState.ENDED, "done")
+    assert queue.claim("second-1", "left", [0]) == 1
+    timer = threading.Timer(1.0, lambda: (lingering.kill(), lingering.wait()))
+    timer.start()
+    with held_gpus("second-1", 1, settings, {"CUDA_VISIBLE_DEVICES": "0"}):
+        assert lingering.poll() is not None
+    timer.join()
 
 
 @pytest.mark.parametrize("visible", ["0", "0,1", "", None])
