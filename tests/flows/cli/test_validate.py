@@ -67,6 +67,7 @@ def test_a_good_file_says_what_it_means(invoke: Invoke, folder: Path, content: C
     result = invoke("validate", _write(folder, content))
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
+    assert "served by vLLM with --max-lora-rank 8, whichever job wins" in text
     # 32 training rows: 16 steps at 4 rows, 8 at 8 rows
     for fact in (
         "jobs 8, every combination",
