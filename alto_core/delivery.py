@@ -219,9 +219,8 @@ def _losses(
     """Losses of some rows, or of a made-up one, with the adapter and without."""
     rows = rows or (_made_up_row(),)
     job = adapter_job(folder)
-    with Engine(
-        backbone, target_modules=job.target_modules, num_slots=1, rank_rows=job.lora_rank, cuda_graph=False
-    ) as engine:
+    engine = Engine(backbone, target_modules=job.target_modules, num_slots=1, rank_rows=job.lora_rank, cuda_graph=False)
+    with engine:
         engine.load_adapter(job, folder)
         losses = engine.evaluate([job.job_id, UNTUNED], rows, max_tokens=8192)
     return losses[job.job_id].loss_sums, losses[UNTUNED].loss_sums
