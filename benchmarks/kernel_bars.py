@@ -37,6 +37,10 @@ TARGETS = {
     "engine.over_peft_graph_b2": ">= 2.4",
     "engine.over_peft_graph_b4": ">= 1.8",
     "engine.packed_gain": "",
+    "memory.error_p95": "<= 0.05",
+    "memory.duration_error": "<= 0.10",
+    "memory.profile_seconds_8b": "<= 60",
+    "packing.occupancy": ">= 0.92",
 }
 
 
@@ -50,7 +54,7 @@ def merge(folder: Path, name: str) -> None:
             bar,
             value,
             target=TARGETS[bar],
-            unit="ms" if ".ms_" in bar else "ratio",
+            unit="ms" if ".ms_" in bar else "s" if "seconds" in bar else "ratio",
             gpu=measured["gpu"],
             versions=measured["versions"],
             command=f"python benchmarks/bench_{name}.py --out FOLDER",
