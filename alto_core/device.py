@@ -1,4 +1,4 @@
-"""Where a task computes, and how much memory is free there."""
+"""Where a task computes, how much memory is free there, and whether an error says that there was too little."""
 
 from __future__ import annotations
 
@@ -40,3 +40,13 @@ def gpus_of_this_machine() -> tuple[tuple[int, ...], int]:
     """Indices of the GPUs, and the memory that each of them has at least, in bytes."""
     indices = tuple(range(torch.cuda.device_count()))
     return indices, min((torch.cuda.get_device_properties(i).total_memory for i in indices), default=0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is, or followed from, an allocation that failed on the GPU or on the host."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -6,23 +6,34 @@ knows neither MLflow nor the early-exit rules, and a verdict takes effect at a f
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alto_core.budget import rows_of_step
 from alto_core.data.rows import TaskData, TokenRow
-from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, Verdict
+from alto_core.device import is_out_of_memory
+from alto_core.domain import (
+    Boundary,
+    Evaluation,
+    JobBudget,
+    JobFailure,
+    LoraJob,
+    MemoryShortage,
+    RowLosses,
+    Verdict,
+)
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError, ModelError
 from alto_core.interruption import StopQuestion, TaskStopped, never
+from alto_core.scheduling.intra_task import Capacity, JobSize, admit, without
 
-CHECKPOINT_SECONDS = 60.0
-"""Between two saves of the jobs in slots: what a killed run loses at most."""
 MAX_EVAL_TOKENS = 8192
 """Tokens of one evaluation batch."""
+CHECKPOINT_SECONDS = 60.0
+"""Between two saves of the jobs in slots: what a killed run loses at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +64,7 @@ class Executor:
         engine: the slots over one frozen backbone.
         data: the task's tokenized rows; validation rows are the same for all jobs.
         data_seed: seeds the order of rows; the same for all jobs of a task.
+        step_tokens: token budget of a joint step.
         max_eval_tokens: of one evaluation pass. It changes speed and memory, not the numbers.
         asked_to_stop: asked after every joint step.
     """
@@ -63,19 +75,28 @@ class Executor:
         data: TaskData,
         *,
         data_seed: int,
+        step_tokens: float = math.inf,
         max_eval_tokens: int = MAX_EVAL_TOKENS,
         asked_to_stop: StopQuestion = never,
     ):
         self._engine, self._data, self._data_seed = engine, data, data_seed
-        self._max_eval_tokens, self._asked_to_stop = max_eval_tokens, asked_to_stop
+        self._asked_to_stop = asked_to_stop
+        self._capacity = Capacity(num_slots=engine.num_slots, rank_rows=engine.rank_rows, step_tokens=step_tokens)
+        rows = data.train.rows
+        self._mean_row = sum(len(row.token_ids) for row in rows) / len(rows)
+        self._eval_tokens = max_eval_tokens
         self._with_best: set[str] = set()
+        self._put_back: set[str] = set()
         self._failures: list[JobFailure] = []
+        self._shortages: list[MemoryShortage] = []
 
     def run(self, runs: Sequence[JobRun]) -> Generator[Boundary, Sequence[Verdict | JobRun], None]:
         """Train every stretch to its end, or until a verdict ends the job.
 
         Jobs are admitted in decreasing adapter batch size and backfilled as slots come free: one of the batch size that
         left first, then any that fits. At the end of a stretch the job's state and best adapter lie in its folder.
+        When memory runs out the step is made again in smaller passes; where these are as small as a micro batch, the
+        largest job is put back to wait. Neither changes a curve.
 
         Yields:
             A `Boundary` after each joint step at which a job was evaluated, or when one could not be admitted. Send the
@@ -85,14 +106,14 @@ class Executor:
         Raises:
             TaskStopped: the answer to `asked_to_stop`; the state of every job in a slot is saved by then.
         """
-        waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
+        waiting = {run.job.job_id: run for run in runs}
         active: dict[str, _Active] = {}
         self._failures = []
         self._backfill(waiting, active, None)
         started = saved = time.monotonic()
         while active or self._failures:
             if active:
-                self._engine.step({job_id: self._rows(a) for job_id, a in active.items()})
+                self._step(waiting, active)
             for moved in active.values():
                 moved.step += 1
             due = [job_id for job_id, a in active.items() if _is_due(a)]
@@ -102,16 +123,18 @@ class Executor:
                 evaluations = self._evaluate(due, active) if due else ()
                 ended = time.monotonic()
                 failures, self._failures = tuple(self._failures), []
+                shortages, self._shortages = tuple(self._shortages), []
                 answers = yield Boundary(
                     steps=steps,
                     evaluations=evaluations,
                     failures=failures,
+                    shortages=shortages,
                     running=tuple(active),
                     tokens_per_second=sum(record.num_tokens for record in steps) / max(ended - started, 1e-9),
                     step_seconds=stepped - started,
                     evaluation_seconds=ended - stepped,
                 )
-                waiting.extend(answer for answer in answers if isinstance(answer, JobRun))
+                waiting |= {answer.job.job_id: answer for answer in answers if isinstance(answer, JobRun)}
                 for verdict in (answer for answer in answers if isinstance(answer, Verdict)):
                     run = active.pop(verdict.job_id).run
                     self._engine.save(verdict.job_id, run.folder / "state")
@@ -134,18 +157,84 @@ class Executor:
         for job_id in self._with_best & active.keys():
             self._engine.save(job_id, active[job_id].run.folder / "state")
 
-    def _rows(self, active: _Active) -> tuple[TokenRow, ...]:
+    def _step(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
+        """Make one joint step, as often as it takes to fit into the memory that is left."""
+        while active:
+            try:
+                self._engine.step({job_id: self._rows(a.run.job, a.step) for job_id, a in active.items()})
+                return
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Out of the block: what the error's frames hold is free again.
+            self._make_room(waiting, active)
+
+    def _make_room(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
+        """Halve the passes; where they hold a single micro batch, put the job with the largest one back to wait."""
+        micro = {job_id: self._micro_tokens(a) for job_id, a in active.items()}
+        largest = max(micro, key=lambda job_id: (micro[job_id], active[job_id].run.job.lora_rank, job_id))
+        tokens = min(self._engine.max_pass_tokens, sum(micro.values()))
+        if tokens > micro[largest]:
+            self._engine.limit_pass_tokens(max(tokens // 2, 1))
+            text = f"memory ran out: passes of at most {self._engine.max_pass_tokens} tokens from now on"
+            self._shortages.append(MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens))
+            return
+        self._engine.limit_pass_tokens(tokens)
+        left = active.pop(largest)
+        if active:
+            self._put_back_to_wait(left, waiting, active)
+            return
+        reason = (
+            f"out of memory: one micro batch of {left.run.job.adapter_batch_size} rows, {micro[largest]} tokens, does "
+            "not fit even alone. Use a smaller adapter_batch_size or data.max_length, or free memory."
+        )
+        self._failures.append(JobFailure(job_id=largest, step=left.step, reason=reason))
+        self._leave(left.run, waiting, active)
+
+    def _put_back_to_wait(self, left: _Active, waiting: dict[str, JobRun], active: Mapping[str, _Active]) -> None:
+        """Give the slot of a job back, with its state kept, and leave room for no more than what now runs."""
+        run, job_id = left.run, left.run.job.job_id
+        if left.step > run.start_step:
+            self._engine.save(job_id, run.folder / "state")
+            run = replace(run, start_step=left.step)
+            self._put_back.add(job_id)
+        self._engine.evict(job_id)
+        waiting[job_id] = run
+        still_running = [self._size(a.run, a.step) for a in active.values()]
+        self._capacity = without(self._capacity, self._size(run, run.start_step), still_running)
+        text = f"memory ran out: waits after step {left.step} with its state kept, {len(active)} others go on"
+        self._shortages.append(
+            MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens, evicted_job_id=job_id)
+        )
+
+    def _rows(self, job: LoraJob, steps_made: int) -> tuple[TokenRow, ...]:
         rows = self._data.train.rows
         indices = rows_of_step(
-            step=active.step + 1,
+            step=steps_made + 1,
             num_train_rows=len(rows),
-            rows_per_update=active.run.job.rows_per_update,
+            rows_per_update=job.rows_per_update,
             seed=self._data_seed,
         )
         return tuple(rows[i] for i in indices)
 
+    def _size(self, run: JobRun, steps_made: int) -> JobSize:
+        next_rows = self._rows(run.job, steps_made)
+        return JobSize(
+            job_id=run.job.job_id,
+            adapter_batch_size=run.job.adapter_batch_size,
+            lora_rank=run.job.lora_rank,
+            row_tokens=self._mean_row,
+            next_row_tokens=sum(len(row.token_ids) for row in next_rows) / len(next_rows),
+        )
+
+    def _micro_tokens(self, active: _Active) -> int:
+        """Tokens of the largest micro batch of a job's next step, which no pass divides."""
+        size = active.run.job.adapter_batch_size
+        lengths = [len(row.token_ids) for row in self._rows(active.run.job, active.step)]
+        return max(sum(lengths[start : start + size]) for start in range(0, len(lengths), size))
+
     def _evaluate(self, due: Sequence[str], active: Mapping[str, _Active]) -> tuple[Evaluation, ...]:
-        losses = self._engine.evaluate(due, self._data.validation.rows, max_tokens=self._max_eval_tokens)
+        losses = self._row_losses(due)
         evaluations = []
         for job_id in due:
             step, budget = active[job_id].step, active[job_id].run.budget
@@ -155,31 +244,66 @@ class Executor:
             evaluations.append(evaluation)
         return tuple(evaluations)
 
-    def _leave(self, run: JobRun, waiting: deque[JobRun], active: dict[str, _Active]) -> None:
+    def _row_losses(self, job_ids: Sequence[str]) -> dict[str, RowLosses]:
+        """Losses of the validation rows, in passes as large as the memory allows."""
+        rows = self._data.validation.rows
+        longest = max(len(row.token_ids) for row in rows)
+        while True:
+            try:
+                return self._engine.evaluate(job_ids, rows, max_tokens=self._eval_tokens)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self._eval_tokens <= longest:
+                    raise EngineError(
+                        f"out of memory: a validation row of {longest} tokens does not fit. Use a smaller "
+                        "data.max_length, or free memory."
+                    ) from error
+            self._eval_tokens = max(longest, min(self._eval_tokens, longest * len(rows) * len(job_ids)) // 2)
+            self._engine.limit_pass_tokens(self._engine.max_pass_tokens)
+            text = f"memory ran out: evaluation in passes of at most {self._eval_tokens} tokens from now on"
+            self._shortages.append(MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens))
+
+    def _leave(self, run: JobRun, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Take a job out of its slot, its best adapter written down, and give the slot to a waiting one."""
         if run.job.job_id in self._with_best:
             self._engine.export(run.job.job_id, run.folder / "adapter", best=True)
+        freed = self._size(run, run.start_step)
         self._engine.evict(run.job.job_id)
-        self._backfill(waiting, active, run.job.adapter_batch_size)
+        self._backfill(waiting, active, freed)
 
-    def _backfill(self, waiting: deque[JobRun], active: dict[str, _Active], freed_batch_size: int | None) -> None:
-        """Admit what fits: the batch size that came free first, so that the packed step keeps its size."""
-        order = sorted(waiting, key=lambda run: run.job.adapter_batch_size != freed_batch_size)
-        for run in order:
-            if not self._engine.fits(run.job):
-                continue
-            waiting.remove(run)
-            try:
-                self._admit(run)
-            except (EngineError, ModelError) as error:
-                self._failures.append(JobFailure(job_id=run.job.job_id, step=run.start_step, reason=str(error)))
-                continue
-            active[run.job.job_id] = _Active(run, run.start_step)
+    def _backfill(self, waiting: dict[str, JobRun], active: dict[str, _Active], freed: JobSize | None) -> None:
+        """Admit what fits; see `intra_task.admit`. What fits in no way, with all slots free, fails."""
+        running = [self._size(a.run, a.step) for a in active.values()]
+        sizes = [self._size(run, run.start_step) for run in waiting.values()]
+        admit(sizes, running, self._capacity, freed, place=lambda size: self._place(size.job_id, waiting, active))
+        if not active:
+            for run in waiting.values():
+                reason = (
+                    f"does not fit: rank {run.job.lora_rank}, expected at most {self._engine.rank_rows} with the "
+                    "memory there is. Use a smaller lora_rank, or a larger GPU."
+                )
+                self._failures.append(JobFailure(job_id=run.job.job_id, step=run.start_step, reason=reason))
+            waiting.clear()
+
+    def _place(self, job_id: str, waiting: dict[str, JobRun], active: dict[str, _Active]) -> bool:
+        run = waiting[job_id]
+        if not self._engine.fits(run.job):
+            return False
+        del waiting[job_id]
+        try:
+            self._admit(run)
+        except (EngineError, ModelError) as error:
+            self._failures.append(JobFailure(job_id=job_id, step=run.start_step, reason=str(error)))
+            return False
+        active[job_id] = _Active(run, run.start_step)
+        return True
 
     def _admit(self, run: JobRun) -> None:
         if run.start_step:
             self._engine.restore(run.job, run.budget, run.folder / "state")
-            self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation come this far
+            if run.job.job_id not in self._put_back:
+                self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation reach a second stretch
         else:
             self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry, gate_entry
@@ -15,6 +17,7 @@ from alto_core.domain import Boundary, GateDecision, JobFailure, JobOutcome, Job
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
+from alto_core.scheduling.prediction import seconds_left
 from alto_core.store import EventDraft, JobUpdate, Store
 from alto_core.tracking import TaskRuns
 
@@ -31,11 +34,21 @@ class Supervisor:
         runs: its MLflow runs.
         store: where states and events are kept for `alto status`.
         decisions: its decision log.
+        savings: share of the training rows that early exit is expected to spare, for the time left.
     """
 
-    def __init__(self, *, task_id: str, policy: Policy, runs: TaskRuns, store: Store, decisions: DecisionLog):
+    def __init__(
+        self,
+        *,
+        task_id: str,
+        policy: Policy,
+        runs: TaskRuns,
+        store: Store,
+        decisions: DecisionLog,
+        savings: float = 0.0,
+    ):
         self._task_id, self._policy, self._runs, self._store = task_id, policy, runs, store
-        self._decisions = decisions
+        self._decisions, self._savings = decisions, savings
 
     def train(self, executor: Executor, stretches: Sequence[JobRun], reserve: Sequence[JobRun] = ()) -> None:
         """Train every stretch to its end or to its verdict. On return all measurements and adapters are in MLflow.
@@ -45,6 +58,7 @@ class Supervisor:
             stretches: what to train.
             reserve: parked jobs, the best first. For each job that dies (diverges or fails) the next one is revived.
         """
+        started, rows_before = time.monotonic(), self._count_rows().trained
         by_id, waiting = {stretch.job.job_id: stretch for stretch in stretches}, list(reserve)
         session = executor.run(stretches)
         boundary = next(session, None)
@@ -60,6 +74,7 @@ class Supervisor:
             for stretch in revived:
                 self.reopen(stretch, f"revived in place of {_names(ended)}")
             self._finish_spent(boundary, curves, by_id, {verdict.job_id for verdict in verdicts})
+            self._record_progress(boundary, rows_before, time.monotonic() - started)
             boundary = following
         self._publish_decisions()
 
@@ -101,6 +116,37 @@ class Supervisor:
     def _publish_decisions(self) -> None:
         self._runs.log_text(self._decisions.as_json(), ARTIFACT_NAME)
 
+    def _count_rows(self) -> _Rows:
+        jobs = self._store.jobs(self._task_id)
+        planned = sum(record.total_steps * record.job.rows_per_update for record in jobs)
+        trained = sum(record.step * record.job.rows_per_update for record in jobs)
+        left = sum(
+            (record.total_steps - record.step) * record.job.rows_per_update
+            for record in jobs
+            if not record.state.is_end
+        )
+        return _Rows(planned=planned, trained=trained, left=left)
+
+    def _record_progress(self, boundary: Boundary, rows_before: int, seconds: float) -> None:
+        """Speed, and the time that the rest is expected to take at it."""
+        rows, speed = self._count_rows(), boundary.tokens_per_second
+        numbers = {
+            "tokens_per_second": speed,
+            "step_seconds": boundary.step_seconds,
+            "evaluation_seconds": boundary.evaluation_seconds,
+        }
+        if rows.trained > rows_before:
+            numbers["seconds_left"] = seconds_left(
+                planned=rows.planned,
+                left=rows.left,
+                spared=rows.planned - rows.trained - rows.left,
+                savings=self._savings,
+                rows_per_second=(rows.trained - rows_before) / max(seconds, 1e-9),
+            )
+        self._store.append_events(
+            self._task_id, [EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers=numbers)]
+        )
+
     def _record(self, boundary: Boundary) -> dict[str, Curve]:
         self._runs.log_steps(boundary.steps)
         self._runs.log_evaluations(boundary.evaluations)
@@ -120,10 +166,31 @@ class Supervisor:
                 for job_id, record in last.items()
             ],
         )
+        self._record_shortages(boundary)
         curves = self._runs.read_curves([*last, *(failure.job_id for failure in boundary.failures)])
         self._store.update_jobs(self._task_id, [_best_so_far(curve) for curve in curves.values()])
         self._store.append_events(self._task_id, _evaluation_events(boundary))
         return curves
+
+    def _record_shortages(self, boundary: Boundary) -> None:
+        """Where memory ran out, for the log; a job that had to go waits again."""
+        evicted = {shortage.evicted_job_id for shortage in boundary.shortages} - {None, *boundary.running}
+        self._store.update_jobs(
+            self._task_id,
+            [JobUpdate(job_id=job_id, state=JobState.WAITING) for job_id in sorted(filter(None, evicted))],
+        )
+        self._store.append_events(
+            self._task_id,
+            [
+                EventDraft(
+                    kind="memory",
+                    job_id=shortage.evicted_job_id,
+                    text=shortage.text,
+                    numbers={"max_pass_tokens": shortage.max_pass_tokens},
+                )
+                for shortage in boundary.shortages
+            ],
+        )
 
     def _judge(self, boundary: Boundary, curves: dict[str, Curve]) -> list[Verdict]:
         verdicts = []
@@ -201,6 +268,16 @@ def verdict_tags(policy: str, verdict: Verdict, total_steps: int) -> dict[str, s
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Training rows of all jobs of a task."""
+
+    planned: int
+    trained: int
+    left: int
+    """That living jobs may still train."""
+
+
 def outcome_of(curve: Curve, verdict: Verdict, gate_rank: int | None = None) -> JobOutcome:
     """What a job's curve and its last verdict say about it."""
     best_step = curve.best_val_step
@@ -241,7 +318,7 @@ def _best_so_far(curve: Curve) -> JobUpdate:
 
 def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
     last = {record.job_id: record for record in boundary.steps}
-    events = [
+    return [
         EventDraft(
             kind="evaluation",
             text=f"validation loss {evaluation.val_loss:.4f} after step {evaluation.step}",
@@ -255,9 +332,3 @@ def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
         )
         for evaluation in boundary.evaluations
     ]
-    numbers = {
-        "tokens_per_second": boundary.tokens_per_second,
-        "step_seconds": boundary.step_seconds,
-        "evaluation_seconds": boundary.evaluation_seconds,
-    }
-    return [*events, EventDraft(kind="progress", text=f"{boundary.tokens_per_second:.0f} tokens/s", numbers=numbers)]

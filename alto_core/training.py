@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from alto_core import wording
 from alto_core.cluster.stop import asked_to_stop
 from alto_core.domain import GateDecision
 from alto_core.early_exit.policy import Policy
+from alto_core.engine.backbone import load_backbone
 from alto_core.executor import Executor, JobRun
 from alto_core.parking import reserve, thin_to_budget
+from alto_core.profiling import leaked_memory
 from alto_core.result import GateRecord
+from alto_core.scheduling.prediction import expected_savings
 from alto_core.store import EventDraft
 from alto_core.supervision import Supervisor
 from alto_core.tracking import TaskRuns
@@ -47,12 +51,31 @@ def train_stretches(
     Args:
         revived: why jobs that had ended go on; empty for jobs that had not.
     """
+    with leaked_memory(load_backbone(workspace.task.model, workspace.device).device) as leaked:
+        _train(workspace, policy, stretches, num_slots, in_reserve, revived)
+    if leaked[0]:
+        text = f"{leaked[0] / 2**20:.0f} MiB are still held after training ended; later tasks will lack them"
+        event = EventDraft(kind="warning", text=text, numbers={"leaked_bytes": leaked[0]})
+        workspace.store.append_events(workspace.task_id, [event])
+
+
+def _train(
+    workspace: Workspace,
+    policy: Policy,
+    stretches: Sequence[JobRun],
+    num_slots: int,
+    in_reserve: Sequence[JobRun],
+    revived: str,
+) -> None:
+    """In a function of its own: when it has returned, nobody refers to the engine."""
     job_ids, spare_ids = ([stretch.job.job_id for stretch in group] for group in (stretches, in_reserve))
+    profile = workspace.store.profile(workspace.task_id)
+    sizes = {} if profile is None else {"rank_rows": profile.rank_rows, "max_pass_tokens": profile.max_pass_tokens}
     slots = min(num_slots, len(job_ids))
     with (
         workspace.tracked() as runs,
         runs.system_metrics(),
-        workspace.engine(job_ids, num_slots=slots, reserve=spare_ids) as engine,
+        workspace.engine(job_ids, num_slots=slots, reserve=spare_ids, **sizes) as engine,
     ):
         supervisor = _supervisor(workspace, runs, policy)
         for stretch in stretches if revived else ():
@@ -61,6 +84,7 @@ def train_stretches(
             engine,
             workspace.data,
             data_seed=workspace.task.data.seed,
+            step_tokens=(profile and profile.step_tokens) or math.inf,
             asked_to_stop=asked_to_stop(workspace.task_id, workspace.settings),
         )
         supervisor.train(executor, stretches, in_reserve)
@@ -89,10 +113,12 @@ def _thin(workspace: Workspace) -> None:
 
 
 def _supervisor(workspace: Workspace, runs: TaskRuns, policy: Policy) -> Supervisor:
+    preset = workspace.task.early_exit.preset
     return Supervisor(
         task_id=workspace.task_id,
         policy=policy,
         runs=runs,
         store=workspace.store,
         decisions=workspace.decisions,
+        savings=expected_savings(preset, workspace.store.past_savings(preset)),
     )

@@ -187,20 +187,36 @@ class Workspace:
             runs.release()
             self.store.append_events(self.task_id, [tracking_event(runs)])
 
-    def engine(self, job_ids: Sequence[str], *, num_slots: int, reserve: Sequence[str] = ()) -> Engine:
-        """Slots for so many of these jobs at once over the task's backbone; any one in reserve fits in their place.
+    def engine(
+        self,
+        job_ids: Sequence[str],
+        *,
+        num_slots: int,
+        reserve: Sequence[str] = (),
+        rank_rows: int | None = None,
+        max_pass_tokens: int | None = None,
+    ) -> Engine:
+        """Slots for so many of these jobs at once over the task's backbone. To be closed by the caller.
 
-        To be closed by the caller.
+        Args:
+            job_ids: the jobs.
+            num_slots: most of them at a time.
+            reserve: jobs of which any one fits in their place.
+            rank_rows: upper bound on the sum of their ranks; None: what the largest ones need.
+            max_pass_tokens: of one training pass; None: by kind of device.
         """
         jobs, spare = ([self.jobs[job_id] for job_id in ids] for ids in (job_ids, reserve))
         largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
         widest = max(job.lora_rank for job in (*jobs, *spare))
+        needed = max(sum(largest), widest)
+        rank_rows = min(needed, rank_rows or needed)
         return Engine(
             load_backbone(self.task.model, self.device),
             target_modules=sorted({name for job in (*jobs, *spare) for name in job.target_modules}),
             num_slots=num_slots,
-            rank_rows=max(sum(largest), widest),
-            max_lora_rank=widest,
+            rank_rows=rank_rows,
+            max_lora_rank=min(widest, rank_rows),
+            max_pass_tokens=max_pass_tokens,
             max_row_tokens=max(len(row.token_ids) for row in (*self.data.train.rows, *self.data.validation.rows)),
             recomputed=self.task.activation_checkpointing,
             cuda_graph=self.settings.cuda_graph,

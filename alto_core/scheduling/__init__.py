@@ -1,4 +1,4 @@
-"""Which task runs when and on which GPUs: instances, plans, and the ways to make and check one.
+"""Who runs where and when, and what that takes and lasts: tasks on GPUs, jobs in slots. Pure functions and values.
 
-Times are whole seconds from the moment of planning. Nothing here knows the store, Prefect or a wall clock.
+Times of plans are whole seconds from the moment of planning. Nothing here knows the store, Prefect or a wall clock.
 """
