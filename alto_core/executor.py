@@ -99,12 +99,14 @@ class Executor:
         largest job is put back to wait. Neither changes a curve.
 
         Yields:
-            A `Boundary` after each joint step at which a job was evaluated, or when one could not be admitted. Send the
-            verdicts, and stretches of further jobs that are to have a slot. Steps in between are not waited for, so a
-            job whose loss or gradient is no number any more shows it at the boundary; such steps update nothing.
+            A `Boundary` after each joint step at which a job was evaluated, when one could not be admitted, or when the
+            task is to stop. Send the verdicts, and stretches of further jobs that are to have a slot. Steps in between
+            are not waited for, so a job whose loss or gradient is no number any more shows it at the boundary; such
+            steps update nothing.
 
         Raises:
-            TaskStopped: the answer to `asked_to_stop`; the state of every job in a slot is saved by then.
+            TaskStopped: the answer to `asked_to_stop`; all that was measured has been yielded, and the state of every
+                job in a slot is saved.
         """
         waiting = {run.job.job_id: run for run in runs}
         active: dict[str, _Active] = {}
@@ -116,8 +118,9 @@ class Executor:
                 self._step(waiting, active)
             for moved in active.values():
                 moved.step += 1
-            due = [job_id for job_id, a in active.items() if _is_due(a)]
-            if due or self._failures:
+            due, stop = [job_id for job_id, a in active.items() if _is_due(a)], self._asked_to_stop()
+            is_boundary = bool(due or self._failures or stop)
+            if is_boundary:
                 steps = self._engine.take_records()
                 stepped = time.monotonic()
                 evaluations = self._evaluate(due, active) if due else ()
@@ -145,8 +148,8 @@ class Executor:
                 self._engine.save(job_id, reached.run.folder / "state")
                 del active[job_id]
                 self._leave(reached.run, waiting, active)
-            stop = self._asked_to_stop()
-            if stop is not None or time.monotonic() - saved > CHECKPOINT_SECONDS:
+            # Only here: what a state was trained on must be in the curves before it.
+            if is_boundary and (stop is not None or time.monotonic() - saved > CHECKPOINT_SECONDS):
                 self._save(active)
                 saved = time.monotonic()
             if stop is not None:
