@@ -1,4 +1,4 @@
-"""Where a task computes, and how much memory is free there."""
+"""Where a task computes, how much memory is free there, and whether an error says that there was too little."""
 
 from __future__ import annotations
 
@@ -34,3 +34,13 @@ def free_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     return int(psutil.virtual_memory().available)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is, or followed from, an allocation that failed on the GPU or on the host."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

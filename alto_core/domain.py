@@ -179,12 +179,25 @@ class JobFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryShortage:
+    """Memory ran out, and what the executor did about it. The step was undone and made again."""
+
+    text: str
+    """One sentence for people."""
+    max_pass_tokens: int
+    """Of a pass from now on."""
+    evicted_job_id: str | None = None
+    """The job that waits for room now; its state is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Boundary:
     """What the executor measured since the last boundary. It waits for verdicts before it goes on."""
 
     steps: tuple[StepRecord, ...]
     evaluations: tuple[Evaluation, ...]
     failures: tuple[JobFailure, ...] = ()
+    shortages: tuple[MemoryShortage, ...] = ()
     running: tuple[str, ...] = ()
     """Ids of the jobs that hold a slot."""
     tokens_per_second: float = 0.0
@@ -240,6 +253,12 @@ class TaskProfile:
     peak_bytes: int
     bytes_per_job: int
     """Adapter, gradient and optimizer moments of the largest job."""
+    max_pass_tokens: int | None = None
+    """Of one training pass; None: as the engine has it."""
+    rank_rows: int | None = None
+    """Of the slots; None: what the largest jobs need."""
+    step_tokens: float | None = None
+    """Token budget of a joint step; None: no bound."""
 
 
 @dataclass(frozen=True, kw_only=True)

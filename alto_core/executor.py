@@ -6,17 +6,29 @@ knows neither MLflow nor the early-exit rules, and a verdict takes effect at a f
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alto_core.budget import rows_of_step
 from alto_core.data.rows import TaskData, TokenRow
-from alto_core.domain import Boundary, Evaluation, JobBudget, JobFailure, LoraJob, StepRecord, Verdict
+from alto_core.device import is_out_of_memory
+from alto_core.domain import (
+    Boundary,
+    Evaluation,
+    JobBudget,
+    JobFailure,
+    LoraJob,
+    MemoryShortage,
+    RowLosses,
+    StepRecord,
+    Verdict,
+)
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError, ModelError
+from alto_core.scheduling.intra_task import Capacity, JobSize, admit, without
 
 MAX_EVAL_TOKENS = 8192
 """Tokens of one evaluation batch."""
@@ -50,42 +62,51 @@ class Executor:
         engine: the slots over one frozen backbone.
         data: the task's tokenized rows; validation rows are the same for all jobs.
         data_seed: seeds the order of rows; the same for all jobs of a task.
+        step_tokens: token budget of a joint step.
     """
 
-    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int):
+    def __init__(self, engine: Engine, data: TaskData, *, data_seed: int, step_tokens: float = math.inf):
         self._engine, self._data, self._data_seed = engine, data, data_seed
+        self._capacity = Capacity(num_slots=engine.num_slots, rank_rows=engine.rank_rows, step_tokens=step_tokens)
+        self._eval_tokens = MAX_EVAL_TOKENS
         self._with_best: set[str] = set()
+        self._put_back: set[str] = set()
         self._failures: list[JobFailure] = []
+        self._shortages: list[MemoryShortage] = []
 
     def run(self, runs: Sequence[JobRun]) -> Generator[Boundary, Sequence[Verdict], None]:
         """Train every stretch to its end, or until a verdict ends the job.
 
         Jobs are admitted in decreasing adapter batch size and backfilled as slots come free: one of the batch size that
         left first, then any that fits. At the end of a stretch the job's state and best adapter lie in its folder.
+        When memory runs out the step is made again in smaller passes; where these are as small as a micro batch, the
+        largest job is put back to wait. Neither changes a curve.
 
         Yields:
             A `Boundary` after each joint step at which a job was evaluated, or when one could not be admitted. Send the
             verdicts. Steps in between are not waited for, so a job whose loss or gradient is no number any more shows
             it at the boundary; such steps update nothing.
         """
-        waiting = deque(sorted(runs, key=lambda run: (-run.job.adapter_batch_size, -run.job.lora_rank, run.job.job_id)))
+        waiting = {run.job.job_id: run for run in runs}
         active: dict[str, _Active] = {}
         self._failures = []
         self._backfill(waiting, active, None)
         started = time.monotonic()
         while active or self._failures:
             if active:
-                self._engine.step({job_id: self._rows(a) for job_id, a in active.items()})
+                self._step(waiting, active)
             for moved in active.values():
                 moved.step += 1
             evaluations = self._evaluate_due(active)
             if evaluations or self._failures:
                 steps = self._engine.take_records()
                 failures, self._failures = tuple(self._failures), []
+                shortages, self._shortages = tuple(self._shortages), []
                 verdicts = yield Boundary(
                     steps=steps,
                     evaluations=evaluations,
                     failures=failures,
+                    shortages=shortages,
                     running=tuple(active),
                     tokens_per_second=_tokens_per_second(steps, time.monotonic() - started),
                 )
@@ -97,15 +118,68 @@ class Executor:
                 del active[job_id]
                 self._leave(reached.run, waiting, active)
 
-    def _rows(self, active: _Active) -> tuple[TokenRow, ...]:
+    def _step(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
+        """Make one joint step, as often as it takes to fit into the memory that is left."""
+        while active:
+            try:
+                self._engine.step({job_id: self._rows(a.run.job, a.step) for job_id, a in active.items()})
+                return
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Out of the block: what the error's frames hold is free again.
+            self._make_room(waiting, active)
+
+    def _make_room(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
+        """Halve the passes; where they hold a single micro batch, put the job with the largest one back to wait."""
+        sizes = [self._size(a.run.job, a.step) for a in active.values()]
+        largest = max(sizes, key=lambda size: (size.step_tokens, size.lora_rank, size.job_id))
+        tokens = min(self._engine.max_pass_tokens, math.ceil(sum(size.step_tokens for size in sizes)))
+        if tokens > largest.step_tokens:
+            self._engine.limit_pass_tokens(max(tokens // 2, 1))
+            text = f"memory ran out: passes of at most {self._engine.max_pass_tokens} tokens from now on"
+            self._shortages.append(MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens))
+            return
+        self._engine.limit_pass_tokens(tokens)
+        left = active.pop(largest.job_id)
+        if not active:
+            reason = (
+                f"out of memory: one micro batch of {left.run.job.adapter_batch_size} rows, "
+                f"{largest.step_tokens:.0f} tokens, does not fit even alone. Use a smaller adapter_batch_size or "
+                "data.max_length, or free memory."
+            )
+            self._failures.append(JobFailure(job_id=largest.job_id, step=left.step, reason=reason))
+            self._leave(left.run, waiting, active)
+            return
+        run = left.run
+        if left.step > run.start_step:
+            self._engine.save(largest.job_id, run.folder / "state")
+            run = replace(run, start_step=left.step)
+            self._put_back.add(largest.job_id)
+        self._engine.evict(largest.job_id)
+        waiting[largest.job_id] = run
+        self._capacity = without(self._capacity, largest, [s for s in sizes if s is not largest])
+        text = f"memory ran out: waits after step {left.step} with its state kept, {len(active)} others go on"
+        self._shortages.append(
+            MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens, evicted_job_id=largest.job_id)
+        )
+
+    def _rows(self, job: LoraJob, steps_made: int) -> tuple[TokenRow, ...]:
         rows = self._data.train.rows
         indices = rows_of_step(
-            step=active.step + 1,
+            step=steps_made + 1,
             num_train_rows=len(rows),
-            rows_per_update=active.run.job.rows_per_update,
+            rows_per_update=job.rows_per_update,
             seed=self._data_seed,
         )
         return tuple(rows[i] for i in indices)
+
+    def _size(self, job: LoraJob, steps_made: int) -> JobSize:
+        """What a job takes in its next step: its longest micro batch counts."""
+        lengths = [len(row.token_ids) for row in self._rows(job, steps_made)]
+        size = job.adapter_batch_size
+        longest = max(sum(lengths[start : start + size]) for start in range(0, len(lengths), size))
+        return JobSize(job_id=job.job_id, adapter_batch_size=size, lora_rank=job.lora_rank, row_tokens=longest / size)
 
     def _evaluate_due(self, active: Mapping[str, _Active]) -> tuple[Evaluation, ...]:
         due = [
@@ -113,7 +187,7 @@ class Executor:
         ]
         if not due:
             return ()
-        losses = self._engine.evaluate(due, self._data.validation.rows, max_tokens=MAX_EVAL_TOKENS)
+        losses = self._row_losses(due)
         evaluations = []
         for job_id in due:
             step, budget = active[job_id].step, active[job_id].run.budget
@@ -123,31 +197,66 @@ class Executor:
             evaluations.append(evaluation)
         return tuple(evaluations)
 
-    def _leave(self, run: JobRun, waiting: deque[JobRun], active: dict[str, _Active]) -> None:
+    def _row_losses(self, job_ids: Sequence[str]) -> dict[str, RowLosses]:
+        """Losses of the validation rows, in passes as large as the memory allows."""
+        rows = self._data.validation.rows
+        longest = max(len(row.token_ids) for row in rows)
+        while True:
+            try:
+                return self._engine.evaluate(job_ids, rows, max_tokens=self._eval_tokens)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self._eval_tokens <= longest:
+                    raise EngineError(
+                        f"out of memory: a validation row of {longest} tokens does not fit. Use a smaller "
+                        "data.max_length, or free memory."
+                    ) from error
+            self._eval_tokens = max(longest, min(self._eval_tokens, longest * len(rows) * len(job_ids)) // 2)
+            self._engine.limit_pass_tokens(self._engine.max_pass_tokens)
+            text = f"memory ran out: evaluation in passes of at most {self._eval_tokens} tokens from now on"
+            self._shortages.append(MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens))
+
+    def _leave(self, run: JobRun, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Take a job out of its slot, its best adapter written down, and give the slot to a waiting one."""
         if run.job.job_id in self._with_best:
             self._engine.export(run.job.job_id, run.folder / "adapter", best=True)
+        freed = self._size(run.job, run.start_step)
         self._engine.evict(run.job.job_id)
-        self._backfill(waiting, active, run.job.adapter_batch_size)
+        self._backfill(waiting, active, freed)
 
-    def _backfill(self, waiting: deque[JobRun], active: dict[str, _Active], freed_batch_size: int | None) -> None:
-        """Admit what fits: the batch size that came free first, so that the packed step keeps its size."""
-        order = sorted(waiting, key=lambda run: run.job.adapter_batch_size != freed_batch_size)
-        for run in order:
-            if not self._engine.fits(run.job):
-                continue
-            waiting.remove(run)
-            try:
-                self._admit(run)
-            except (EngineError, ModelError) as error:
-                self._failures.append(JobFailure(job_id=run.job.job_id, step=run.start_step, reason=str(error)))
-                continue
-            active[run.job.job_id] = _Active(run, run.start_step)
+    def _backfill(self, waiting: dict[str, JobRun], active: dict[str, _Active], freed: JobSize | None) -> None:
+        """Admit what fits; see `intra_task.admit`. What fits in no way, with all slots free, fails."""
+        running = [self._size(a.run.job, a.step) for a in active.values()]
+        sizes = [self._size(run.job, run.start_step) for run in waiting.values()]
+        admit(sizes, running, self._capacity, freed, place=lambda size: self._place(size.job_id, waiting, active))
+        if not active:
+            for run in waiting.values():
+                reason = (
+                    f"does not fit: rank {run.job.lora_rank}, expected at most {self._engine.rank_rows} with the "
+                    "memory there is. Use a smaller lora_rank, or a larger GPU."
+                )
+                self._failures.append(JobFailure(job_id=run.job.job_id, step=run.start_step, reason=reason))
+            waiting.clear()
+
+    def _place(self, job_id: str, waiting: dict[str, JobRun], active: dict[str, _Active]) -> bool:
+        run = waiting[job_id]
+        if not self._engine.fits(run.job):
+            return False
+        del waiting[job_id]
+        try:
+            self._admit(run)
+        except (EngineError, ModelError) as error:
+            self._failures.append(JobFailure(job_id=job_id, step=run.start_step, reason=str(error)))
+            return False
+        active[job_id] = _Active(run, run.start_step)
+        return True
 
     def _admit(self, run: JobRun) -> None:
         if run.start_step:
             self._engine.restore(run.job, run.budget, run.folder / "state")
-            self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation come this far
+            if run.job.job_id not in self._put_back:
+                self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation reach a second stretch
         else:
             self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
 

@@ -84,10 +84,31 @@ class Supervisor:
                 for job_id, record in last.items()
             ],
         )
+        self._record_shortages(boundary)
         curves = self._runs.read_curves([*last, *(failure.job_id for failure in boundary.failures)])
         self._store.update_jobs(self._task_id, [_best_so_far(curve) for curve in curves.values()])
         self._store.append_events(self._task_id, _evaluation_events(boundary))
         return curves
+
+    def _record_shortages(self, boundary: Boundary) -> None:
+        """Where memory ran out, for the log; a job that had to go waits again."""
+        evicted = {shortage.evicted_job_id for shortage in boundary.shortages} - {None, *boundary.running}
+        self._store.update_jobs(
+            self._task_id,
+            [JobUpdate(job_id=job_id, state=JobState.WAITING) for job_id in sorted(filter(None, evicted))],
+        )
+        self._store.append_events(
+            self._task_id,
+            [
+                EventDraft(
+                    kind="memory",
+                    job_id=shortage.evicted_job_id,
+                    text=shortage.text,
+                    numbers={"max_pass_tokens": shortage.max_pass_tokens},
+                )
+                for shortage in boundary.shortages
+            ],
+        )
 
     def _judge(self, boundary: Boundary, curves: dict[str, Curve]) -> list[Verdict]:
         verdicts = []

@@ -115,6 +115,32 @@ class Engine:
         """Jobs that hold a slot."""
         return tuple(self._active)
 
+    @property
+    def num_slots(self) -> int:
+        return self._slots.num_slots
+
+    @property
+    def rank_rows(self) -> int:
+        """Sum of ranks that fit."""
+        return self._slots.rank_rows
+
+    @property
+    def max_pass_tokens(self) -> int:
+        """Tokens of one training pass."""
+        return self._stepper.max_pass_tokens
+
+    def limit_pass_tokens(self, max_pass_tokens: int) -> None:
+        """Make smaller passes from now on, and give back what captured passes and the allocator hold unused.
+
+        Call it when a step ran out of memory; that step has changed no job.
+        """
+        if self._backbone.device.type == "cuda":
+            torch.cuda.synchronize(self._backbone.device)
+        self._runner.close()
+        self._stepper.max_pass_tokens = max_pass_tokens
+        if self._backbone.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def fits(self, job: LoraJob) -> bool:
         """Whether a slot and enough neighbouring rank rows are free."""
         return job.lora_rank <= self._max_lora_rank and self._slots.find(job.lora_rank) is not None

@@ -41,7 +41,14 @@ def gradient_norm(block: SlotBlock) -> float:
 
 @torch.no_grad()
 def adamw_update(
-    block: SlotBlock, *, step: int, rate: float, weight_decay: float, grad_norm: float, max_grad_norm: float
+    block: SlotBlock,
+    *,
+    step: int,
+    rate: float,
+    weight_decay: float,
+    grad_norm: float,
+    max_grad_norm: float,
+    scratch_W: Tensor | None = None,
 ) -> None:
     """Clip the job's gradient and make one AdamW update, in place.
 
@@ -52,7 +59,9 @@ def adamw_update(
         weight_decay: decoupled, as in torch.
         grad_norm: what `gradient_norm` gave; finite.
         max_grad_norm: norm to clip to; 0 turns clipping off.
+        scratch_W: one row to compute in, so that nothing is allocated, and memory cannot run out, between two writes.
     """
+    scratch_W = torch.empty_like(block.params_rW[0]) if scratch_W is None else scratch_W
     shrink = min(1.0, max_grad_norm / (grad_norm + CLIP_EPSILON)) if max_grad_norm else 1.0
     step_size = rate / (1.0 - BETA_1**step)
     correction_2_sqrt = math.sqrt(1.0 - BETA_2**step)
@@ -60,7 +69,8 @@ def adamw_update(
     for param, grad, exp_avg, exp_avg_sq in zip(
         block.params_rW, block.grads_rW, block.exp_avg_rW, block.exp_avg_sq_rW, strict=True
     ):
-        _update_row(param, grad, exp_avg, exp_avg_sq, shrink, 1.0 - rate * weight_decay, step_size, correction_2_sqrt)
+        decay = 1.0 - rate * weight_decay
+        _update_row(param, grad, exp_avg, exp_avg_sq, scratch_W, shrink, decay, step_size, correction_2_sqrt)
 
 
 def _update_row(
@@ -68,6 +78,7 @@ def _update_row(
     grad_W: Tensor,
     exp_avg_W: Tensor,
     exp_avg_sq_W: Tensor,
+    scratch_W: Tensor,
     shrink: float,
     decay: float,
     step_size: float,
@@ -79,5 +90,5 @@ def _update_row(
         param_W.mul_(decay)
     exp_avg_W.lerp_(grad_W, 1.0 - BETA_1)
     exp_avg_sq_W.mul_(BETA_2).addcmul_(grad_W, grad_W, value=1.0 - BETA_2)
-    denominator_W = exp_avg_sq_W.sqrt().div_(correction_2_sqrt).add_(EPSILON)
+    denominator_W = torch.sqrt(exp_avg_sq_W, out=scratch_W).div_(correction_2_sqrt).add_(EPSILON)
     param_W.addcdiv_(exp_avg_W, denominator_W, value=-step_size)

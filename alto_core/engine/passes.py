@@ -115,10 +115,12 @@ class PassRunner:
         return losses_P
 
     def close(self) -> None:
-        """Give the captured passes' memory back."""
+        """Give the captured passes' memory back. The next pass is captured anew."""
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
+        # The allocator takes no graph into a pool whose graphs have all gone.
+        self._pool = torch.cuda.graph_pool_handle() if self.captures else None
 
     def _gradients(self, kind: PassKind, inputs: PassInputs, work: PassWork | None) -> Tensor:
         """Forward and backward: with `work` routed on the host layer by layer, without it by what the device holds."""

@@ -4,6 +4,9 @@ A job's loss is the sum of its token losses over all rows of the update, divided
 these rows. So gradient accumulation gives what one large batch gives, and neither other jobs nor the cut into micro
 batches changes a job's gradient.
 
+A step that runs out of memory has changed no job: all that it allocates comes before the first write to one. The same
+step can be made again, in smaller passes.
+
 On Triton kernels nobody waits for a step: losses and norms stay on the device until `take_records`.
 
 Shape suffixes: P labels, J slots.
@@ -45,7 +48,7 @@ class JointStepper:
     """
 
     def __init__(self, runner: PassRunner, optimizer: JointAdamW | None, *, max_pass_tokens: int):
-        self._runner, self._optimizer, self._max_pass_tokens = runner, optimizer, max_pass_tokens
+        self._runner, self._optimizer, self.max_pass_tokens = runner, optimizer, max_pass_tokens
         self._pending: list[_PendingStep] = []
         self._records: list[StepRecord] = []
 
@@ -67,6 +70,7 @@ class JointStepper:
         if self._optimizer is not None:
             self._optimizer.prepare(updates)
         self._runner.losses_J.zero_()
+        measured_2J = torch.empty((2, *self._runner.losses_J.shape), device=self._runner.losses_J.device)
         passes = list(self._passes(jobs, rows, labels))
         if self._optimizer is not None and len(passes) == 1:
             self._runner.run(PassKind.UPDATE, passes[0])
@@ -76,7 +80,8 @@ class JointStepper:
             for work in passes:
                 self._runner.run(PassKind.GRADIENTS, work)
             self._update(updates)
-        self._note(updates, [_num_tokens(job_rows) for job_rows in rows])
+        torch.stack((self._runner.losses_J, self._runner.norms_J), out=measured_2J)
+        self._note(updates, [_num_tokens(job_rows) for job_rows in rows], measured_2J)
 
     def take_records(self) -> tuple[StepRecord, ...]:
         """Records of all steps since the last call, in their order. Waits for the device.
@@ -93,8 +98,10 @@ class JointStepper:
             norms_J.copy_(self._optimizer.update(losses_J))
             return
         losses = losses_J.tolist()
-        for update in updates:
-            active, norm = update.active, gradient_norm(update.active.block)
+        norms = [gradient_norm(update.active.block) for update in updates]
+        scratch_W = torch.empty_like(updates[0].active.block.params_rW[0])
+        for update, norm in zip(updates, norms, strict=True):
+            active = update.active
             norms_J[active.block.slot] = norm
             if math.isfinite(losses[active.block.slot]) and math.isfinite(norm):
                 adamw_update(
@@ -104,13 +111,13 @@ class JointStepper:
                     weight_decay=active.job.weight_decay,
                     grad_norm=norm,
                     max_grad_norm=active.job.max_grad_norm,
+                    scratch_W=scratch_W,
                 )
 
-    def _note(self, updates: Sequence[Update], num_tokens: Sequence[int]) -> None:
+    def _note(self, updates: Sequence[Update], num_tokens: Sequence[int], measured_2J: Tensor) -> None:
         for update in updates:
             update.active.step = update.step
         slots = tuple(update.active.block.slot for update in updates)
-        measured_2J = torch.stack((self._runner.losses_J, self._runner.norms_J))
         self._pending.append(_PendingStep(tuple(updates), slots, tuple(num_tokens), measured_2J))
         if len(self._pending) >= MAX_PENDING:
             self._settle()
@@ -138,7 +145,7 @@ class JointStepper:
         self, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]], labels: Sequence[int]
     ) -> Iterator[PassWork]:
         for micro_step, all_parts in enumerate(_micro_steps(jobs, rows)):
-            for parts in _fitting(all_parts, self._max_pass_tokens):
+            for parts in _fitting(all_parts, self.max_pass_tokens):
                 work = _work(jobs, labels, parts, micro_step)
                 if len(work.batch.label_ids_P):
                     yield work
