@@ -6,13 +6,16 @@ The one place where measurements, curves, decisions and records meet. It makes n
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.domain import Boundary, GateDecision, JobFailure, JobOutcome, JobState, Verdict
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
+from alto_core.scheduling.prediction import seconds_left
 from alto_core.store import EventDraft, JobUpdate, Store
 from alto_core.tracking import TaskRuns
 
@@ -25,13 +28,16 @@ class Supervisor:
         policy: its early-exit rules.
         runs: its MLflow runs.
         store: where states and events are kept for `alto status`.
+        savings: share of the training rows that early exit is expected to spare, for the time left.
     """
 
-    def __init__(self, *, task_id: str, policy: Policy, runs: TaskRuns, store: Store):
+    def __init__(self, *, task_id: str, policy: Policy, runs: TaskRuns, store: Store, savings: float = 0.0):
         self._task_id, self._policy, self._runs, self._store = task_id, policy, runs, store
+        self._savings = savings
 
     def train(self, executor: Executor, stretches: Sequence[JobRun]) -> None:
         """Train every stretch to its end or to its verdict. On return all measurements and adapters are in MLflow."""
+        started, rows_before = time.monotonic(), self._count_rows().trained
         by_id = {stretch.job.job_id: stretch for stretch in stretches}
         session = executor.run(stretches)
         boundary = next(session, None)
@@ -42,6 +48,7 @@ class Supervisor:
             for verdict in (*verdicts, *map(_as_verdict, boundary.failures)):
                 self._end(by_id[verdict.job_id].folder, curves[verdict.job_id], verdict)
             self._finish_spent(boundary, curves, by_id, {verdict.job_id for verdict in verdicts})
+            self._record_progress(boundary, rows_before, time.monotonic() - started)
             boundary = following
 
     def apply_gate(self, decision: GateDecision, curves: dict[str, Curve], folders: dict[str, Path]) -> None:
@@ -63,6 +70,33 @@ class Supervisor:
                     kind="gate", text=f"{len(decision.survivors)} go on: {', '.join(decision.survivors) or 'none'}"
                 )
             ],
+        )
+
+    def _count_rows(self) -> _Rows:
+        jobs = self._store.jobs(self._task_id)
+        planned = sum(record.total_steps * record.job.rows_per_update for record in jobs)
+        trained = sum(record.step * record.job.rows_per_update for record in jobs)
+        left = sum(
+            (record.total_steps - record.step) * record.job.rows_per_update
+            for record in jobs
+            if not record.state.is_end
+        )
+        return _Rows(planned=planned, trained=trained, left=left)
+
+    def _record_progress(self, boundary: Boundary, rows_before: int, seconds: float) -> None:
+        """Speed, and the time that the rest is expected to take at it."""
+        rows, speed = self._count_rows(), boundary.tokens_per_second
+        numbers = {"tokens_per_second": speed}
+        if rows.trained > rows_before:
+            numbers["seconds_left"] = seconds_left(
+                planned=rows.planned,
+                left=rows.left,
+                spared=rows.planned - rows.trained - rows.left,
+                savings=self._savings,
+                rows_per_second=(rows.trained - rows_before) / max(seconds, 1e-9),
+            )
+        self._store.append_events(
+            self._task_id, [EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers=numbers)]
         )
 
     def _record(self, boundary: Boundary) -> dict[str, Curve]:
@@ -161,6 +195,16 @@ class Supervisor:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Training rows of all jobs of a task."""
+
+    planned: int
+    trained: int
+    left: int
+    """That living jobs may still train."""
+
+
 def outcome_of(curve: Curve, verdict: Verdict, gate_rank: int | None = None) -> JobOutcome:
     """What a job's curve and its last verdict say about it."""
     best_step = curve.best_val_step
@@ -195,7 +239,7 @@ def _best_so_far(curve: Curve) -> JobUpdate:
 
 def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
     last = {record.job_id: record for record in boundary.steps}
-    events = [
+    return [
         EventDraft(
             kind="evaluation",
             text=f"validation loss {evaluation.val_loss:.4f} after step {evaluation.step}",
@@ -209,5 +253,3 @@ def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
         )
         for evaluation in boundary.evaluations
     ]
-    speed = boundary.tokens_per_second
-    return [*events, EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers={"tokens_per_second": speed})]

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from alto_core.domain import JobState
+from alto_core.scheduling.prediction import Forecast
 
 STATE_MEANING: dict[JobState, str] = {
     JobState.WAITING: "has not started",
@@ -63,6 +64,16 @@ def count(value: float | None) -> str:
 
 def size(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def forecast(expected: Forecast) -> str:
+    """`about 14 min 05 s, 60 jobs in 3 waves`."""
+    about = (
+        f"about {duration(expected.seconds)}, {plural(expected.num_jobs, 'job')} in {plural(expected.waves, 'wave')}"
+    )
+    if expected.seconds < 0.99 * expected.seconds_without_exit:
+        about += f" ({duration(expected.seconds_without_exit)} if none ends early)"
+    return about
 
 
 def plural(number: int, noun: str) -> str:

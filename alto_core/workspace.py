@@ -145,16 +145,32 @@ class Workspace:
             self.store.append_events(self.task_id, [tracking_event(runs)])
 
     @contextmanager
-    def engine(self, job_ids: Sequence[str], *, num_slots: int) -> Iterator[Engine]:
-        """Slots for so many of these jobs at once over the task's backbone."""
+    def engine(
+        self,
+        job_ids: Sequence[str],
+        *,
+        num_slots: int,
+        rank_rows: int | None = None,
+        max_pass_tokens: int | None = None,
+    ) -> Iterator[Engine]:
+        """Slots for so many of these jobs at once over the task's backbone.
+
+        Args:
+            job_ids: the jobs.
+            num_slots: most of them at a time.
+            rank_rows: upper bound on the sum of their ranks; None: what the largest ones need.
+            max_pass_tokens: of one training pass; None: by kind of device.
+        """
         jobs = [self.jobs[job_id] for job_id in job_ids]
         largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
+        rank_rows = min(sum(largest), rank_rows or sum(largest))
         engine = Engine(
             load_backbone(self.task.model, self.device),
             target_modules=sorted({name for job in jobs for name in job.target_modules}),
             num_slots=num_slots,
-            rank_rows=sum(largest),
-            max_lora_rank=largest[0],
+            rank_rows=rank_rows,
+            max_lora_rank=min(largest[0], rank_rows),
+            max_pass_tokens=max_pass_tokens,
             max_row_tokens=max(len(row.token_ids) for row in (*self.data.train.rows, *self.data.validation.rows)),
             recomputed=self.task.activation_checkpointing,
             cuda_graph=self.settings.cuda_graph,

@@ -116,6 +116,10 @@ class Engine:
         return tuple(self._active)
 
     @property
+    def device(self) -> torch.device:
+        return self._backbone.device
+
+    @property
     def num_slots(self) -> int:
         return self._slots.num_slots
 

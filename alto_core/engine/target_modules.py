@@ -53,7 +53,7 @@ def linear_endings(section: ModelSection) -> tuple[str, ...]:
     Raises:
         ModelError: the model's configuration cannot be read.
     """
-    return tuple(sorted({layer.name.rsplit(".", 1)[-1] for layer in find_linear_layers(_empty_model(section))}))
+    return tuple(sorted({layer.name.rsplit(".", 1)[-1] for layer in find_linear_layers(empty_model(section))}))
 
 
 def check_target_modules(
@@ -73,7 +73,7 @@ def check_target_modules(
         ModelError: the model cannot be read, an ending matches no linear layer, or it names the head or an embedding.
         TaskFileError: a rank is larger than the narrower side of a layer, where it adds nothing.
     """
-    model = _empty_model(section)
+    model = empty_model(section)
     layers = find_linear_layers(model)
     counts = {ending: len(select_layers(layers, [ending])) for ending in endings}
     _refuse_frozen_parts(model, [ending for ending, count in counts.items() if count == 0])
@@ -113,7 +113,12 @@ def _refuse_frozen_parts(model: Any, unmatched: Sequence[str]) -> None:
             )
 
 
-def _empty_model(section: ModelSection) -> Any:
+def empty_model(section: ModelSection) -> Any:
+    """The model's structure on the meta device.
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
     config = load_config(section)
     try:
         with torch.device("meta"):

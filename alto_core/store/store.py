@@ -13,6 +13,7 @@ from sqlmodel import col, select
 from alto_core.config import TuningTask
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskProfile, TaskState
 from alto_core.errors import StoreError
+from alto_core.scheduling.model_profile import ModelProfile
 from alto_core.settings import Settings
 from alto_core.store.database import Database
 from alto_core.store.records import EventDraft, EventRecord, JobRecord, JobUpdate, TaskRecord
@@ -260,6 +261,30 @@ class Store:
         with self._database.reading() as session:
             row = session.get(ProfileRow, key)
             return None if row is None else TaskProfile(**json.loads(row.profile))
+
+    def save_model_profile(self, key: str, profile: ModelProfile) -> None:
+        """Keep what was measured of a model on a device, in place of an older measurement."""
+        with self._database.writing() as session:
+            session.merge(ProfileRow(key=key, profile=profile.to_json()))
+
+    def model_profile(self, key: str) -> ModelProfile | None:
+        """What was measured under a key of `profiling.profile_key`."""
+        with self._database.reading() as session:
+            row = session.get(ProfileRow, key)
+            return None if row is None else ModelProfile.from_json(row.profile)
+
+    def past_savings(self, preset: str, limit: int = 50) -> tuple[float, ...]:
+        """Share of the training rows that each finished task of an early-exit preset saved, the newest tasks first."""
+        savings = []
+        for record in self.tasks():
+            if record.state is TaskState.FINISHED and record.task.early_exit.preset == preset:
+                jobs = self.jobs(record.task_id)
+                planned = sum(job.total_steps * job.job.rows_per_update for job in jobs)
+                trained = sum(job.step * job.job.rows_per_update for job in jobs)
+                savings.append(1 - trained / planned if planned else 0.0)
+            if len(savings) == limit:
+                break
+        return tuple(savings)
 
 
 def _now() -> datetime:

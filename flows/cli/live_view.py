@@ -71,7 +71,7 @@ def _header(view: TaskView) -> Text:
     text = Text.assemble((view.task_id, "bold"), "  ", (state, TASK_STYLES.get(view.state, "cyan")))
     facts = [wording.duration(view.elapsed_seconds)]
     if view.seconds_left is not None and not view.state.is_end:
-        facts.append(f"at most {wording.duration(view.seconds_left)} left")
+        facts.append(f"{'about' if view.is_forecast else 'at most'} {wording.duration(view.seconds_left)} left")
     if view.tokens_per_second is not None and not view.state.is_end:
         facts.append(f"{wording.count(view.tokens_per_second)} tokens/s")
     if view.samples.saved:

@@ -29,6 +29,8 @@ class TaskView:
     recent_events: tuple[EventRecord, ...] = ()
     tokens_per_second: float | None = None
     seconds_left: float | None = None
+    is_forecast: bool = False
+    """`seconds_left` counts on jobs that end early; else it is an upper bound."""
     elapsed_seconds: float = 0.0
 
     @property
@@ -79,12 +81,13 @@ class Watcher:
             recent_events=self._recent,
             tokens_per_second=self._numbers.get("tokens_per_second"),
             seconds_left=None if record.state.is_end else self._seconds_left(jobs),
+            is_forecast="seconds_left" in self._numbers,
             elapsed_seconds=self._elapsed(record),
         )
 
     def _take(self, event: EventRecord) -> None:
         self._last_event_id = event.event_id
-        if event.kind == "progress":
+        if event.kind in ("progress", "forecast"):
             self._numbers.update(event.numbers)
         elif event.kind == "stage" and event.text == Stage.WARMUP:
             self._training_since = event.at

@@ -1,0 +1,201 @@
+"""Times joint steps over a grid of packings, and the highest memory that each takes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import psutil
+import torch
+
+from alto_core.data.rows import TokenRow
+from alto_core.device import is_out_of_memory
+from alto_core.domain import JobBudget, LoraJob
+from alto_core.engine.backbone import Backbone
+from alto_core.engine.engine import UNTUNED, Engine
+from alto_core.engine.passes import bucket
+from alto_core.scheduling.memory_model import ModelShape, PassSize, fit_memory
+from alto_core.scheduling.model_profile import GridPoint, ModelProfile
+from alto_core.scheduling.prediction import fit_speed
+
+PROFILE_SECONDS = {"cpu": 9.0, "cuda": 35.0}
+"""No further packing is begun after so long."""
+MAX_JOBS = {"cpu": 2, "cuda": 8}
+"""Side by side in a measured packing."""
+TIMED_STEPS = {"cpu": 1, "cuda": 3}
+"""After the first, in which the device compiles and captures."""
+MIN_POINTS = 2
+MAX_EVALUATED_TOKENS = 4096
+
+
+def measure_grid(
+    backbone: Backbone, shape: ModelShape, jobs: Sequence[LoraJob], rows: Sequence[TokenRow]
+) -> ModelProfile:
+    """Measure packings of the task's own jobs and rows, the most telling ones first, until the time is spent.
+
+    Memory that runs out ends the grid; what was measured by then counts.
+    """
+    started = time.perf_counter()
+    kind = backbone.device.type
+    packings = _grid(jobs, rows, MAX_JOBS[kind])
+    together = max((packing for packing, _ in packings), key=len)
+    points: list[GridPoint] = []
+    eval_share = 1 / 3
+    ranks = max(sum(job.lora_rank for job in packing) for packing, _ in packings)
+    engine = Engine(
+        backbone,
+        target_modules=sorted({name for job in jobs for name in job.target_modules}),
+        num_slots=len(together),
+        rank_rows=ranks,
+        max_lora_rank=max(job.lora_rank for job in jobs),
+        max_pass_tokens=2**30,
+        max_row_tokens=max(len(row.token_ids) for row in rows),
+    )
+    try:
+        for packing, chosen in packings:
+            if len(points) >= MIN_POINTS and time.perf_counter() - started > PROFILE_SECONDS[kind]:
+                break
+            try:
+                points.append(measure_packing(engine, packing, chosen))
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                break
+        if points:
+            eval_share = _eval_share(engine, points[-1], rows)
+    finally:
+        engine.close()
+    memory = fit_memory(shape, [(point.size, point.peak_bytes) for point in points])
+    speed = fit_speed([(point.num_tokens, point.seconds) for point in points], eval_share=eval_share)
+    residual = max(abs(speed.step_seconds(p.num_tokens, 2**30) - p.seconds) / p.seconds for p in points)
+    return ModelProfile(
+        points=tuple(points),
+        memory=memory,
+        speed=speed,
+        speed_residual=residual,
+        profile_seconds=time.perf_counter() - started,
+    )
+
+
+def measure_packing(engine: Engine, jobs: Sequence[LoraJob], rows: Sequence[Sequence[TokenRow]]) -> GridPoint:
+    """One packing in one pass: memory of the first step, time of the fastest after it.
+
+    Args:
+        engine: has room for the jobs, and holds none.
+        jobs: distinct.
+        rows: of each job, a micro batch.
+    """
+    device = engine.device
+    budget = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
+    for job in jobs:
+        engine.admit(job, budget)
+    step: Mapping[str, Sequence[TokenRow]] = dict(zip((job.job_id for job in jobs), rows, strict=True))
+    try:
+        with peak_memory(device) as peak:
+            seconds = _timed(engine, step)
+        for _ in range(TIMED_STEPS[device.type]):
+            seconds = min(seconds, _timed(engine, step))
+    finally:
+        for job in jobs:
+            engine.evict(job.job_id)
+    lengths = [len(row.token_ids) for part in rows for row in part]
+    tokens = sum(lengths)
+    return GridPoint(
+        num_jobs=len(jobs),
+        adapter_batch_size=max(job.adapter_batch_size for job in jobs),
+        row_tokens=tokens / len(lengths),
+        size=PassSize(
+            tokens=bucket(tokens) if device.type == "cuda" else tokens,
+            labels=sum(row.num_labels for part in rows for row in part),
+            lora_rank=max(job.lora_rank for job in jobs),
+        ),
+        num_tokens=tokens,
+        seconds=seconds,
+        peak_bytes=peak[0],
+    )
+
+
+@contextlib.contextmanager
+def peak_memory(device: torch.device) -> Iterator[list[int]]:
+    """Yields a list whose one entry, after the block, is the highest memory above the start."""
+    peak = [0]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield peak
+        torch.cuda.synchronize(device)
+        peak[0] = torch.cuda.max_memory_allocated(device) - before
+        return
+    process, done = psutil.Process(), threading.Event()
+    before = process.memory_info().rss
+
+    def sample() -> None:
+        while not done.wait(0.005):
+            peak[0] = max(peak[0], process.memory_info().rss - before)
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        sampler.join()
+        peak[0] = max(peak[0], process.memory_info().rss - before, 1)
+
+
+def _timed(engine: Engine, step: Mapping[str, Sequence[TokenRow]]) -> float:
+    started = time.perf_counter()
+    engine.step(step)
+    engine.take_records()
+    return time.perf_counter() - started
+
+
+def _grid(
+    jobs: Sequence[LoraJob], rows: Sequence[TokenRow], max_jobs: int
+) -> list[tuple[list[LoraJob], list[list[TokenRow]]]]:
+    """Packings over (jobs, adapter_batch_size, length): the corners of the task's own range, far ones first."""
+    by_length = sorted((row for row in rows if row.num_labels), key=lambda row: len(row.token_ids))
+    largest = max(jobs, key=lambda job: (job.adapter_batch_size, job.lora_rank))
+    smallest = min(jobs, key=lambda job: (job.adapter_batch_size, job.lora_rank))
+    many = min(max_jobs, len(jobs))
+    corners = dict.fromkeys(
+        (count, job, part)
+        for count, part in ((1, "long"), (many, "long"), (1, "short"), (many, "short"))
+        for job in (largest, smallest)
+    )
+    packings = []
+    for count, job, part in corners:
+        needed = count * job.adapter_batch_size
+        pool = by_length[-needed:] if part == "long" else by_length[len(by_length) // 4 :][:needed]
+        filled = [pool[i % len(pool)] for i in range(needed)]
+        size = job.adapter_batch_size
+        packings.append(
+            (
+                [dataclasses.replace(job, gradient_accumulation=1, seed=seed) for seed in range(count)],
+                [filled[i * size : (i + 1) * size] for i in range(count)],
+            )
+        )
+    return packings
+
+
+def _eval_share(engine: Engine, point: GridPoint, rows: Sequence[TokenRow]) -> float:
+    """Time of an evaluated token over that of a trained one."""
+    chosen, tokens = [], 0
+    for row in rows:
+        if tokens + len(row.token_ids) > min(point.num_tokens, MAX_EVALUATED_TOKENS):
+            break
+        chosen.append(row)
+        tokens += len(row.token_ids)
+    if not chosen:
+        return 1 / 3
+    times = []
+    for _ in range(1 + (engine.device.type == "cuda")):
+        started = time.perf_counter()
+        engine.evaluate([UNTUNED], chosen, max_tokens=tokens)
+        times.append(time.perf_counter() - started)
+    return min(1.0, min(times) / tokens * point.tokens_per_second)
