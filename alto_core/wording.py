@@ -68,9 +68,8 @@ def size(num_bytes: float) -> str:
 
 def forecast(expected: Forecast) -> str:
     """`about 14 min 05 s, 60 jobs in 3 waves`."""
-    about = (
-        f"about {duration(expected.seconds)}, {plural(expected.num_jobs, 'job')} in {plural(expected.waves, 'wave')}"
-    )
+    packing = f"{plural(expected.num_jobs, 'job')} in {plural(expected.waves, 'wave')}"
+    about = f"about {duration(expected.seconds)}, {packing}"
     if expected.seconds < 0.99 * expected.seconds_without_exit:
         about += f" ({duration(expected.seconds_without_exit)} if none ends early)"
     return about

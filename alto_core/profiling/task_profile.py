@@ -53,9 +53,8 @@ class TaskRows:
 
 def profile_key(section: ModelSection, shape: ModelShape, device: torch.device) -> str:
     """Under which a model's profile is kept: equal where the same measurements would come out again."""
-    kind = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu with {torch.get_num_threads()} threads"
-    )
+    is_gpu = device.type == "cuda"
+    kind = torch.cuda.get_device_name(device) if is_gpu else f"cpu, {torch.get_num_threads()} threads"
     parts = [section.name, section.revision, dataclasses.asdict(shape), kind, torch.__version__, _code_digest()]
     return f"model-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
@@ -102,7 +101,7 @@ def plan_task_packing(
         bounds = {"budget_bytes": budget_bytes, "longest_row": rows.longest, "label_share": rows.label_share}
         changes = remedies(model, smallest, **bounds)
         advice = (
-            f"One of these makes it fit: {'; '.join(changes)}." if changes else "Use a larger GPU or a smaller model."
+            f"One of these makes it fit: {'; '.join(changes)}." if changes else "Use a larger GPU or smaller model."
         )
         raise EngineError(f"not enough memory for the smallest job: {arithmetic(model, smallest, **bounds)}. {advice}")
     return plan
