@@ -17,6 +17,7 @@ from alto_core.profiling import (
     profile_key,
     shape_of_backbone,
 )
+from alto_core.scheduling.intra_task import PackingPlan
 from alto_core.scheduling.memory_model import MemoryModel
 from alto_core.scheduling.prediction import Forecast, expected_savings
 from alto_core.store import EventDraft
@@ -35,8 +36,13 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
     shape = shape_of_backbone(backbone, sorted({name for job in jobs for name in job.target_modules}))
     model = MemoryModel(shape=shape)
     budget = memory_budget(device, shape.backbone_bytes)
-    bounds = {"budget_bytes": budget, "device_type": device.type, "max_slots": task.max_slots}
-    by_arithmetic = plan_task_packing(model, jobs, rows, **bounds)
+
+    def plan_with(memory: MemoryModel) -> PackingPlan:
+        return plan_task_packing(
+            memory, jobs, rows, budget_bytes=budget, device_type=device.type, max_slots=task.max_slots
+        )
+
+    by_arithmetic = plan_with(model)
     key = profile_key(task.model, shape, device)
     known = store.model_profile(key)
     if known is None:
@@ -44,7 +50,7 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         known = measure_grid(backbone, shape, fitting, workspace.data.train.rows)
         store.save_model_profile(key, known)
     model = dataclasses.replace(model, fit=known.memory)
-    plan = plan_task_packing(model, jobs, rows, **bounds)
+    plan = plan_with(model)
     measured = make_task_profile(backbone, model, known.speed, plan)
     expected = forecast_task(
         jobs,

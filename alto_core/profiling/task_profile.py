@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -98,12 +98,16 @@ def plan_task_packing(
     )
     if plan is None:
         smallest = min(sizes, key=lambda size: (size.adapter_batch_size, size.lora_rank))
-        bounds = {"budget_bytes": budget_bytes, "longest_row": rows.longest, "label_share": rows.label_share}
-        changes = remedies(model, smallest, **bounds)
+        changes = remedies(
+            model, smallest, budget_bytes=budget_bytes, longest_row=rows.longest, label_share=rows.label_share
+        )
+        sum_of_parts = arithmetic(
+            model, smallest, budget_bytes=budget_bytes, longest_row=rows.longest, label_share=rows.label_share
+        )
         advice = (
             f"One of these makes it fit: {'; '.join(changes)}." if changes else "Use a larger GPU or smaller model."
         )
-        raise EngineError(f"not enough memory for the smallest job: {arithmetic(model, smallest, **bounds)}. {advice}")
+        raise EngineError(f"not enough memory for the smallest job: {sum_of_parts}. {advice}")
     return plan
 
 
@@ -135,7 +139,7 @@ def make_task_profile(backbone: Backbone, model: MemoryModel, speed: PassSpeed, 
 
 def forecast_task(
     jobs: Sequence[LoraJob],
-    budgets: dict[str, JobBudget],
+    budgets: Mapping[str, JobBudget],
     rows: TaskRows,
     plan: PackingPlan,
     speed: PassSpeed,

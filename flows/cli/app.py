@@ -102,6 +102,22 @@ def validate(ctx: typer.Context, file: TaskFile, as_json: Json = False) -> None:
 
 
 @app.command()
+def estimate(
+    ctx: typer.Context,
+    file: TaskFile,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="KIND", help="A GPU that is not here, for example h100-80.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say how much memory and time a task will take, and what would make it fit, without training."""
+    from flows.cli.estimate import run_estimate
+
+    ctx.meta[JSON_REQUESTED] = as_json
+    run_estimate(file, gpu=gpu, as_json=as_json)
+
+
+@app.command()
 def status(
     ctx: typer.Context,
     task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Task id; all tasks when left out.")] = None,

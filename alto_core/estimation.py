@@ -1,0 +1,112 @@
+"""What a task will take before it is launched: memory, jobs side by side, time. For this machine or for another GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from alto_core.device import pick_device
+from alto_core.preparation import TaskPlan
+from alto_core.profiling import (
+    TaskRows,
+    forecast_task,
+    memory_budget,
+    plan_task_packing,
+    profile_key,
+    shape_of_model,
+)
+from alto_core.profiling.gpu_kinds import GpuKind
+from alto_core.profiling.task_profile import SAFETY_SHARE
+from alto_core.scheduling.memory_model import MemoryModel
+from alto_core.scheduling.prediction import Forecast, PassSpeed, expected_savings
+from alto_core.settings import Settings
+from alto_core.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a task takes on one device."""
+
+    device: str
+    basis: str
+    """`measured`: a profile of this model on this device is known; `arithmetic`: nothing was measured."""
+    num_slots: int
+    backbone_bytes: int
+    adapter_bytes: int
+    pass_bytes: int
+    budget_bytes: int
+    """That the three may take together."""
+    max_pass_tokens: int
+    too_large: tuple[str, ...]
+    """Ids of jobs that do not fit."""
+    forecast: Forecast | None
+    """None where the speed of the device is not known."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.backbone_bytes + self.adapter_bytes + self.pass_bytes
+
+
+def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Estimate:
+    """Estimate a task.
+
+    Args:
+        plan: of the task.
+        settings: whose store knows measured profiles and past tasks.
+        gpu: that is not here; None: this machine's device.
+
+    Raises:
+        EngineError: not even the smallest job fits; the text shows the arithmetic and what would make it fit.
+        TaskFileError: `ALTO_DEVICE` names a device that is not here.
+    """
+    task, store, rows = plan.task, Store(settings), TaskRows.of(plan.data)
+    name = gpu.name if gpu else pick_device(settings.device)
+    on_gpu = name != "cpu"
+    shape = shape_of_model(
+        task.model, sorted({target for job in plan.jobs for target in job.target_modules}), on_gpu=on_gpu
+    )
+    model, speed, basis = MemoryModel(shape=shape), None, "arithmetic"
+    if gpu:
+        budget, speed = SAFETY_SHARE["cuda"] * gpu.free_bytes, gpu.speed(shape)
+    else:
+        device = torch.device(name)
+        budget = memory_budget(device, 0)
+        known = store.model_profile(profile_key(task.model, shape, device))
+        if known:
+            model, speed, basis = dataclasses.replace(model, fit=known.memory), known.speed, "measured"
+    packing = plan_task_packing(
+        model,
+        plan.jobs,
+        rows,
+        budget_bytes=budget,
+        device_type="cuda" if on_gpu else "cpu",
+        max_slots=task.max_slots,
+    )
+
+    def forecast_at(known_speed: PassSpeed) -> Forecast:
+        preset = task.early_exit.preset
+        return forecast_task(
+            plan.jobs,
+            plan.budgets,
+            rows,
+            packing,
+            known_speed,
+            savings=expected_savings(preset, store.past_savings(preset)),
+            gate_fraction=task.budget.gate_warmup_fraction,
+        )
+
+    adapter_bytes = model.slot_bytes(packing.capacity.rank_rows)
+    return Estimate(
+        device=name,
+        basis=basis,
+        num_slots=packing.capacity.num_slots,
+        backbone_bytes=shape.backbone_bytes,
+        adapter_bytes=adapter_bytes,
+        pass_bytes=packing.peak_bytes - shape.backbone_bytes - adapter_bytes,
+        budget_bytes=int(budget),
+        max_pass_tokens=packing.max_pass_tokens,
+        too_large=packing.too_large,
+        forecast=forecast_at(speed) if speed else None,
+    )
