@@ -68,6 +68,8 @@ class Executor:
     def __init__(self, engine: Engine, data: TaskData, *, data_seed: int, step_tokens: float = math.inf):
         self._engine, self._data, self._data_seed = engine, data, data_seed
         self._capacity = Capacity(num_slots=engine.num_slots, rank_rows=engine.rank_rows, step_tokens=step_tokens)
+        rows = data.train.rows
+        self._mean_row = sum(len(row.token_ids) for row in rows) / len(rows)
         self._eval_tokens = MAX_EVAL_TOKENS
         self._with_best: set[str] = set()
         self._put_back: set[str] = set()
@@ -132,36 +134,40 @@ class Executor:
 
     def _make_room(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Halve the passes; where they hold a single micro batch, put the job with the largest one back to wait."""
-        sizes = [self._size(a.run.job, a.step) for a in active.values()]
-        largest = max(sizes, key=lambda size: (size.step_tokens, size.lora_rank, size.job_id))
-        tokens = min(self._engine.max_pass_tokens, math.ceil(sum(size.step_tokens for size in sizes)))
-        if tokens > largest.step_tokens:
+        micro = {job_id: self._micro_tokens(a) for job_id, a in active.items()}
+        largest = max(micro, key=lambda job_id: (micro[job_id], active[job_id].run.job.lora_rank, job_id))
+        tokens = min(self._engine.max_pass_tokens, sum(micro.values()))
+        if tokens > micro[largest]:
             self._engine.limit_pass_tokens(max(tokens // 2, 1))
             text = f"memory ran out: passes of at most {self._engine.max_pass_tokens} tokens from now on"
             self._shortages.append(MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens))
             return
         self._engine.limit_pass_tokens(tokens)
-        left = active.pop(largest.job_id)
-        if not active:
-            reason = (
-                f"out of memory: one micro batch of {left.run.job.adapter_batch_size} rows, "
-                f"{largest.step_tokens:.0f} tokens, does not fit even alone. Use a smaller adapter_batch_size or "
-                "data.max_length, or free memory."
-            )
-            self._failures.append(JobFailure(job_id=largest.job_id, step=left.step, reason=reason))
-            self._leave(left.run, waiting, active)
+        left = active.pop(largest)
+        if active:
+            self._put_back_to_wait(left, waiting, active)
             return
-        run = left.run
+        reason = (
+            f"out of memory: one micro batch of {left.run.job.adapter_batch_size} rows, {micro[largest]} tokens, does "
+            "not fit even alone. Use a smaller adapter_batch_size or data.max_length, or free memory."
+        )
+        self._failures.append(JobFailure(job_id=largest, step=left.step, reason=reason))
+        self._leave(left.run, waiting, active)
+
+    def _put_back_to_wait(self, left: _Active, waiting: dict[str, JobRun], active: Mapping[str, _Active]) -> None:
+        """Give the slot of a job back, with its state kept, and leave room for no more than what now runs."""
+        run, job_id = left.run, left.run.job.job_id
         if left.step > run.start_step:
-            self._engine.save(largest.job_id, run.folder / "state")
+            self._engine.save(job_id, run.folder / "state")
             run = replace(run, start_step=left.step)
-            self._put_back.add(largest.job_id)
-        self._engine.evict(largest.job_id)
-        waiting[largest.job_id] = run
-        self._capacity = without(self._capacity, largest, [s for s in sizes if s is not largest])
+            self._put_back.add(job_id)
+        self._engine.evict(job_id)
+        waiting[job_id] = run
+        still_running = [self._size(a.run, a.step) for a in active.values()]
+        self._capacity = without(self._capacity, self._size(run, run.start_step), still_running)
         text = f"memory ran out: waits after step {left.step} with its state kept, {len(active)} others go on"
         self._shortages.append(
-            MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens, evicted_job_id=largest.job_id)
+            MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens, evicted_job_id=job_id)
         )
 
     def _rows(self, job: LoraJob, steps_made: int) -> tuple[TokenRow, ...]:
@@ -174,12 +180,21 @@ class Executor:
         )
         return tuple(rows[i] for i in indices)
 
-    def _size(self, job: LoraJob, steps_made: int) -> JobSize:
-        """What a job takes in its next step: its longest micro batch counts."""
-        lengths = [len(row.token_ids) for row in self._rows(job, steps_made)]
-        size = job.adapter_batch_size
-        longest = max(sum(lengths[start : start + size]) for start in range(0, len(lengths), size))
-        return JobSize(job_id=job.job_id, adapter_batch_size=size, lora_rank=job.lora_rank, row_tokens=longest / size)
+    def _size(self, run: JobRun, steps_made: int) -> JobSize:
+        next_rows = self._rows(run.job, steps_made)
+        return JobSize(
+            job_id=run.job.job_id,
+            adapter_batch_size=run.job.adapter_batch_size,
+            lora_rank=run.job.lora_rank,
+            row_tokens=self._mean_row,
+            next_row_tokens=sum(len(row.token_ids) for row in next_rows) / len(next_rows),
+        )
+
+    def _micro_tokens(self, active: _Active) -> int:
+        """Tokens of the largest micro batch of a job's next step, which no pass divides."""
+        size = active.run.job.adapter_batch_size
+        lengths = [len(row.token_ids) for row in self._rows(active.run.job, active.step)]
+        return max(sum(lengths[start : start + size]) for start in range(0, len(lengths), size))
 
     def _evaluate_due(self, active: Mapping[str, _Active]) -> tuple[Evaluation, ...]:
         due = [
@@ -221,14 +236,14 @@ class Executor:
         """Take a job out of its slot, its best adapter written down, and give the slot to a waiting one."""
         if run.job.job_id in self._with_best:
             self._engine.export(run.job.job_id, run.folder / "adapter", best=True)
-        freed = self._size(run.job, run.start_step)
+        freed = self._size(run, run.start_step)
         self._engine.evict(run.job.job_id)
         self._backfill(waiting, active, freed)
 
     def _backfill(self, waiting: dict[str, JobRun], active: dict[str, _Active], freed: JobSize | None) -> None:
         """Admit what fits; see `intra_task.admit`. What fits in no way, with all slots free, fails."""
-        running = [self._size(a.run.job, a.step) for a in active.values()]
-        sizes = [self._size(run.job, run.start_step) for run in waiting.values()]
+        running = [self._size(a.run, a.step) for a in active.values()]
+        sizes = [self._size(run, run.start_step) for run in waiting.values()]
         admit(sizes, running, self._capacity, freed, place=lambda size: self._place(size.job_id, waiting, active))
         if not active:
             for run in waiting.values():

@@ -11,7 +11,7 @@ from alto_core.scheduling.prediction import PassSpeed
 CONTEXT_BYTES = 700 * 2**20
 """What driver and libraries take of a GPU before the first tensor."""
 COMPUTE_SHARE = 0.6
-"""Of a GPU's matrix rate that a training step reaches; measured on an H200: 0.57 to 0.77 from 3,000 tokens a pass on."""
+"""Of a GPU's matrix rate that a training step reaches; an H200 gave 0.57 to 0.77 from 3,000 tokens a pass on."""
 LAYER_SECONDS = 0.25e-3
 """What a decoder layer takes however few tokens a pass has; measured on an H200."""
 FLOPS_PER_PARAMETER = 4

@@ -21,7 +21,9 @@ class JobSize:
     adapter_batch_size: int
     lora_rank: int
     row_tokens: float
-    """Mean length of its next rows."""
+    """Mean length of the task's rows."""
+    next_row_tokens: float = 0.0
+    """Mean length of the rows of its next step, where that is known: rows of like length pack well."""
 
     @property
     def step_tokens(self) -> float:
@@ -63,7 +65,7 @@ def admission_order(waiting: Iterable[JobSize], freed: JobSize | None = None) ->
 
     def place(job: JobSize) -> tuple[bool, int, float, int, str]:
         is_other = freed is not None and job.adapter_batch_size != freed.adapter_batch_size
-        distance = 0.0 if freed is None else abs(job.row_tokens - freed.row_tokens)
+        distance = 0.0 if freed is None else abs(job.next_row_tokens - freed.next_row_tokens)
         return is_other, -job.adapter_batch_size, distance, -job.lora_rank, job.job_id
 
     return tuple(sorted(waiting, key=place))

@@ -88,9 +88,9 @@ def test_a_job_that_has_to_go_waits_and_continues_with_the_same_curve(
     calls = {"n": 0}
 
     def steals_for_a_while(tokens: int, kind: PassKind) -> bool:
-        """Large micro batches find no room from the tenth training pass on, until small ones have been alone."""
+        """Large micro batches find no room from the third training pass on, for a while."""
         calls["n"] += kind is not PassKind.LOSSES
-        return kind is PassKind.LOSSES or not 10 <= calls["n"] < 22 or tokens <= 20
+        return kind is PassKind.LOSSES or not 3 <= calls["n"] < 14 or tokens <= 20
 
     limit_memory(monkeypatch, steals_for_a_while)
     short = train(plan, tmp_path / "b")

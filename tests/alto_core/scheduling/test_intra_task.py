@@ -38,7 +38,7 @@ GIB = 2**30
 
 
 def job(name: str, *, batch: int = 4, rank: int = 16, length: float = 100.0) -> JobSize:
-    return JobSize(job_id=name, adapter_batch_size=batch, lora_rank=rank, row_tokens=length)
+    return JobSize(job_id=name, adapter_batch_size=batch, lora_rank=rank, row_tokens=length, next_row_tokens=length)
 
 
 def names(jobs: tuple[JobSize, ...]) -> list[str]:
