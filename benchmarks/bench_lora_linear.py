@@ -175,7 +175,8 @@ def environment() -> dict[str, str]:
     import triton
 
     versions = f"python {platform.python_version()}; torch {torch.__version__}; triton {triton.__version__}"
-    return {"gpu": torch.cuda.get_device_name(), "versions": versions}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {"gpu": gpu, "versions": versions}
 
 
 CANDIDATES: dict[str, list[dict[str, int]]] = {

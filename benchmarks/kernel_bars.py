@@ -40,6 +40,10 @@ TARGETS = {
     "engine.e2e_60_jobs_seconds": "<= 245",
     "engine.e2e_60_jobs_over_peft": ">= 150",
     "engine.tracking_share": "<= 0.01",
+    "memory.error_p95": "<= 0.05",
+    "memory.duration_error": "<= 0.10",
+    "memory.profile_seconds_8b": "<= 60",
+    "packing.occupancy": ">= 0.92",
 }
 
 
@@ -59,7 +63,7 @@ def merge(folder: Path, name: str, command: str | None = None) -> None:
             bar,
             value,
             target=TARGETS[bar],
-            unit="ms" if ".ms_" in bar else "s" if bar.endswith("_seconds") else "ratio",
+            unit="ms" if ".ms_" in bar else "s" if "seconds" in bar else "ratio",
             gpu=measured["gpu"],
             versions=measured["versions"],
             command=command or f"python benchmarks/bench_{name}.py --out FOLDER",
