@@ -32,7 +32,12 @@ MAX_EVALUATED_TOKENS = 4096
 
 
 def measure_grid(
-    backbone: Backbone, shape: ModelShape, jobs: Sequence[LoraJob], rows: Sequence[TokenRow]
+    backbone: Backbone,
+    shape: ModelShape,
+    jobs: Sequence[LoraJob],
+    rows: Sequence[TokenRow],
+    *,
+    cuda_graph: bool = True,
 ) -> ModelProfile:
     """Measure packings of the task's own jobs and rows, the most telling ones first, until the time is spent.
 
@@ -53,6 +58,8 @@ def measure_grid(
         max_lora_rank=max(job.lora_rank for job in jobs),
         max_pass_tokens=2**30,
         max_row_tokens=max(len(row.token_ids) for row in rows),
+        recomputed=shape.recomputed,
+        cuda_graph=cuda_graph,
     )
     try:
         for packing, chosen in packings:
