@@ -147,33 +147,6 @@ class Supervisor:
             self._task_id, [EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers=numbers)]
         )
 
-    def _count_rows(self) -> _Rows:
-        jobs = self._store.jobs(self._task_id)
-        planned = sum(record.total_steps * record.job.rows_per_update for record in jobs)
-        trained = sum(record.step * record.job.rows_per_update for record in jobs)
-        left = sum(
-            (record.total_steps - record.step) * record.job.rows_per_update
-            for record in jobs
-            if not record.state.is_end
-        )
-        return _Rows(planned=planned, trained=trained, left=left)
-
-    def _record_progress(self, boundary: Boundary, rows_before: int, seconds: float) -> None:
-        """Speed, and the time that the rest is expected to take at it."""
-        rows, speed = self._count_rows(), boundary.tokens_per_second
-        numbers = {"tokens_per_second": speed}
-        if rows.trained > rows_before:
-            numbers["seconds_left"] = seconds_left(
-                planned=rows.planned,
-                left=rows.left,
-                spared=rows.planned - rows.trained - rows.left,
-                savings=self._savings,
-                rows_per_second=(rows.trained - rows_before) / max(seconds, 1e-9),
-            )
-        self._store.append_events(
-            self._task_id, [EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers=numbers)]
-        )
-
     def _record(self, boundary: Boundary) -> dict[str, Curve]:
         self._runs.log_steps(boundary.steps)
         self._runs.log_evaluations(boundary.evaluations)
