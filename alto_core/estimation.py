@@ -65,7 +65,10 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
     name = gpu.name if gpu else pick_device(settings.device)
     on_gpu = name != "cpu"
     shape = shape_of_model(
-        task.model, sorted({target for job in plan.jobs for target in job.target_modules}), on_gpu=on_gpu
+        task.model,
+        sorted({target for job in plan.jobs for target in job.target_modules}),
+        on_gpu=on_gpu,
+        recomputed=task.activation_checkpointing,
     )
     model, speed, basis = MemoryModel(shape=shape), None, "arithmetic"
     if gpu:
@@ -73,7 +76,7 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
     else:
         device = torch.device(name)
         budget = memory_budget(device, 0)
-        known = store.model_profile(profile_key(task.model, shape, device))
+        known = store.model_profile(profile_key(task.model, shape, device, cuda_graph=settings.cuda_graph))
         if known:
             model, speed, basis = dataclasses.replace(model, fit=known.memory), known.speed, "measured"
     packing = plan_task_packing(

@@ -33,7 +33,11 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
     task, store, jobs = workspace.task, workspace.store, list(workspace.jobs.values())
     backbone = load_backbone(task.model, workspace.device)
     device, rows = backbone.device, TaskRows.of(workspace.data)
-    shape = shape_of_backbone(backbone, sorted({name for job in jobs for name in job.target_modules}))
+    shape = shape_of_backbone(
+        backbone,
+        sorted({name for job in jobs for name in job.target_modules}),
+        recomputed=task.activation_checkpointing,
+    )
     model = MemoryModel(shape=shape)
     budget = memory_budget(device, shape.backbone_bytes)
 
@@ -43,11 +47,13 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         )
 
     by_arithmetic = plan_with(model)
-    key = profile_key(task.model, shape, device)
+    key = profile_key(task.model, shape, device, cuda_graph=workspace.settings.cuda_graph)
     known = store.model_profile(key)
     if known is None:
         fitting = [job for job in jobs if job.job_id not in by_arithmetic.too_large]
-        known = measure_grid(backbone, shape, fitting, workspace.data.train.rows)
+        known = measure_grid(
+            backbone, shape, fitting, workspace.data.train.rows, cuda_graph=workspace.settings.cuda_graph
+        )
         store.save_model_profile(key, known)
     model = dataclasses.replace(model, fit=known.memory)
     plan = plan_with(model)

@@ -16,6 +16,7 @@ TOLERATED_BYTES = 16 * 2**20
 def leaked_memory(device: torch.device) -> Iterator[list[int]]:
     """Yields a list whose one entry, after the block, is what tensors hold more than before it; 0: nothing to tell."""
     leaked = [0]
+    gc.collect()  # garbage of before must hide nothing
     before = held_bytes(device)
     yield leaked
     gc.collect()

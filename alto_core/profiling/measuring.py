@@ -25,14 +25,19 @@ PROFILE_SECONDS = {"cpu": 9.0, "cuda": 35.0}
 """No further packing is begun after so long."""
 MAX_JOBS = {"cpu": 2, "cuda": 8}
 """Side by side in a measured packing."""
-TIMED_STEPS = {"cpu": 1, "cuda": 3}
-"""After the first, in which the device compiles and captures."""
+TIMED_STEPS = {"cpu": 0, "cuda": 3}
+"""After the first, in which a GPU compiles and captures. A CPU is warm after its first packing, which has one more."""
 MIN_POINTS = 2
 MAX_EVALUATED_TOKENS = 4096
 
 
 def measure_grid(
-    backbone: Backbone, shape: ModelShape, jobs: Sequence[LoraJob], rows: Sequence[TokenRow]
+    backbone: Backbone,
+    shape: ModelShape,
+    jobs: Sequence[LoraJob],
+    rows: Sequence[TokenRow],
+    *,
+    cuda_graph: bool = True,
 ) -> ModelProfile:
     """Measure packings of the task's own jobs and rows, the most telling ones first, until the time is spent.
 
@@ -53,13 +58,17 @@ def measure_grid(
         max_lora_rank=max(job.lora_rank for job in jobs),
         max_pass_tokens=2**30,
         max_row_tokens=max(len(row.token_ids) for row in rows),
+        recomputed=shape.recomputed,
+        cuda_graph=cuda_graph,
     )
+    resident = psutil.Process().memory_info().rss
     try:
         for packing, chosen in packings:
             if len(points) >= MIN_POINTS and time.perf_counter() - started > PROFILE_SECONDS[kind]:
                 break
             try:
-                points.append(measure_packing(engine, packing, chosen))
+                timed = TIMED_STEPS[kind] or int(not points)
+                points.append(measure_packing(engine, packing, chosen, timed_steps=timed, resident_before=resident))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -68,7 +77,7 @@ def measure_grid(
             eval_share = _eval_share(engine, points[-1], rows)
     finally:
         engine.close()
-    memory = fit_memory(shape, [(point.size, point.peak_bytes) for point in points])
+    memory = fit_memory(shape, [(point.size, point.peak_bytes) for point in _telling(points, kind)])
     speed = fit_speed([(point.num_tokens, point.seconds) for point in points], eval_share=eval_share)
     residual = max(abs(speed.step_seconds(p.num_tokens, 2**30) - p.seconds) / p.seconds for p in points)
     return ModelProfile(
@@ -80,13 +89,22 @@ def measure_grid(
     )
 
 
-def measure_packing(engine: Engine, jobs: Sequence[LoraJob], rows: Sequence[Sequence[TokenRow]]) -> GridPoint:
+def measure_packing(
+    engine: Engine,
+    jobs: Sequence[LoraJob],
+    rows: Sequence[Sequence[TokenRow]],
+    *,
+    timed_steps: int,
+    resident_before: int,
+) -> GridPoint:
     """One packing in one pass: memory of the first step, time of the fastest after it.
 
     Args:
         engine: has room for the jobs, and holds none.
         jobs: distinct.
         rows: of each job, a micro batch.
+        timed_steps: after the first.
+        resident_before: memory of this process before any packing; on a CPU the peak counts from there.
     """
     device = engine.device
     budget = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
@@ -94,9 +112,9 @@ def measure_packing(engine: Engine, jobs: Sequence[LoraJob], rows: Sequence[Sequ
         engine.admit(job, budget)
     step: Mapping[str, Sequence[TokenRow]] = dict(zip((job.job_id for job in jobs), rows, strict=True))
     try:
-        with peak_memory(device) as peak:
+        with peak_memory(device, resident_before) as peak:
             seconds = _timed(engine, step)
-        for _ in range(TIMED_STEPS[device.type]):
+        for _ in range(timed_steps):
             seconds = min(seconds, _timed(engine, step))
     finally:
         for job in jobs:
@@ -119,8 +137,13 @@ def measure_packing(engine: Engine, jobs: Sequence[LoraJob], rows: Sequence[Sequ
 
 
 @contextlib.contextmanager
-def peak_memory(device: torch.device) -> Iterator[list[int]]:
-    """Yields a list whose one entry, after the block, is the highest memory above the start."""
+def peak_memory(device: torch.device, resident_before: int | None = None) -> Iterator[list[int]]:
+    """Yields a list whose one entry, after the block, is the highest memory above the start.
+
+    Args:
+        device: whose memory.
+        resident_before: memory of this process from which a CPU's peak counts; None: what it is now.
+    """
     peak = [0]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -132,7 +155,7 @@ def peak_memory(device: torch.device) -> Iterator[list[int]]:
         peak[0] = torch.cuda.max_memory_allocated(device) - before
         return
     process, done = psutil.Process(), threading.Event()
-    before = process.memory_info().rss
+    before = process.memory_info().rss if resident_before is None else resident_before
 
     def sample() -> None:
         while not done.wait(0.005):
@@ -165,8 +188,14 @@ def _grid(
     many = min(max_jobs, len(jobs))
     corners = dict.fromkeys(
         (count, job, part)
-        for count, part in ((1, "long"), (many, "long"), (1, "short"), (many, "short"))
-        for job in (largest, smallest)
+        for count, part, job in (
+            (1, "short", smallest),
+            (many, "long", largest),
+            (1, "long", largest),
+            (many, "short", smallest),
+            (1, "long", smallest),
+            (many, "short", largest),
+        )
     )
     packings = []
     for count, job, part in corners:
@@ -181,6 +210,17 @@ def _grid(
             )
         )
     return packings
+
+
+def _telling(points: Sequence[GridPoint], kind: str) -> list[GridPoint]:
+    """Points whose memory says something: a process keeps what it freed, which hides smaller packings after larger."""
+    if kind == "cuda":
+        return list(points)
+    found: list[GridPoint] = []
+    for point in points:
+        if not found or point.size.tokens > found[-1].size.tokens:
+            found.append(point)
+    return found
 
 
 def _eval_share(engine: Engine, point: GridPoint, rows: Sequence[TokenRow]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from alto_core.config import ModelSection
+from alto_core.engine.activation_checkpointing import Recomputed
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.target_modules import LinearLayer, empty_model, find_linear_layers, select_layers
 from alto_core.scheduling.memory_model import ModelShape
@@ -15,14 +16,24 @@ from kernels.linear_cross_entropy import CHUNK_BYTES
 from kernels.path_choice import Implementation, choose_path
 
 
-def shape_of_backbone(backbone: Backbone, target_modules: Sequence[str]) -> ModelShape:
+def shape_of_backbone(
+    backbone: Backbone, target_modules: Sequence[str], *, recomputed: Recomputed = "none"
+) -> ModelShape:
     """Of a loaded model, as it runs on its device."""
     on_kernels = choose_path(backbone.device, backbone.dtype).implementation is Implementation.TRITON
     layers = select_layers(backbone.layers, target_modules)
-    return _shape(backbone.model, layers, backbone.dtype, has_shadow=on_kernels and backbone.dtype != torch.float32)
+    return _shape(
+        backbone.model,
+        layers,
+        backbone.dtype,
+        has_shadow=on_kernels and backbone.dtype != torch.float32,
+        recomputed=recomputed,
+    )
 
 
-def shape_of_model(section: ModelSection, target_modules: Sequence[str], *, on_gpu: bool) -> ModelShape:
+def shape_of_model(
+    section: ModelSection, target_modules: Sequence[str], *, on_gpu: bool, recomputed: Recomputed = "none"
+) -> ModelShape:
     """Of a model that is not loaded, as it would run on the CPU, or on a GPU with kernels.
 
     Raises:
@@ -32,10 +43,12 @@ def shape_of_model(section: ModelSection, target_modules: Sequence[str], *, on_g
     dtype = names.get(section.dtype, torch.bfloat16 if on_gpu else torch.float32)
     model = empty_model(section)
     layers = select_layers(find_linear_layers(model), target_modules)
-    return _shape(model, layers, dtype, has_shadow=on_gpu and dtype != torch.float32)
+    return _shape(model, layers, dtype, has_shadow=on_gpu and dtype != torch.float32, recomputed=recomputed)
 
 
-def _shape(model: Any, layers: Sequence[LinearLayer], dtype: torch.dtype, *, has_shadow: bool) -> ModelShape:
+def _shape(
+    model: Any, layers: Sequence[LinearLayer], dtype: torch.dtype, *, has_shadow: bool, recomputed: Recomputed
+) -> ModelShape:
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -56,4 +69,5 @@ def _shape(model: Any, layers: Sequence[LinearLayer], dtype: torch.dtype, *, has
         adapted_layers=len(layers),
         has_shadow=has_shadow,
         chunk_bytes=CHUNK_BYTES,
+        recomputed=recomputed,
     )

@@ -51,11 +51,19 @@ class TaskRows:
         )
 
 
-def profile_key(section: ModelSection, shape: ModelShape, device: torch.device) -> str:
+def profile_key(section: ModelSection, shape: ModelShape, device: torch.device, *, cuda_graph: bool) -> str:
     """Under which a model's profile is kept: equal where the same measurements would come out again."""
     is_gpu = device.type == "cuda"
     kind = torch.cuda.get_device_name(device) if is_gpu else f"cpu, {torch.get_num_threads()} threads"
-    parts = [section.name, section.revision, dataclasses.asdict(shape), kind, torch.__version__, _code_digest()]
+    parts = [
+        section.name,
+        section.revision,
+        dataclasses.asdict(shape),
+        kind,
+        cuda_graph,
+        torch.__version__,
+        _code_digest(),
+    ]
     return f"model-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 ADAPTER_BYTES = 20
 """Of one adapter parameter in float32: parameter, gradient, two moments, best so far."""
@@ -43,6 +44,8 @@ class ModelShape:
     """Kernels read the adapters in the backbone's half precision; the slots hold a copy."""
     chunk_bytes: int
     """Most bytes of logits that exist at a time."""
+    recomputed: Literal["none", "mlp", "layers"] = "none"
+    """Parts that run again in backward instead of keeping their activations; they exist in one layer at a time."""
 
     @property
     def backbone_bytes(self) -> int:
@@ -60,8 +63,9 @@ class ModelShape:
         output, in the MLP each projection in, the activated gate and the product, and the adapters' inner outputs.
         """
         attention = 4 * self.width + 2 * self.query_width + 2 * self.key_value_width
-        per_layer = attention + (2 + self.mlp_inputs) * self.mlp_width
-        in_backward = 3 * self.mlp_width + 2 * self.width
+        mlp = (2 + self.mlp_inputs) * self.mlp_width
+        per_layer = {"none": attention + mlp, "mlp": attention, "layers": self.width}[self.recomputed]
+        in_backward = 3 * self.mlp_width + 2 * self.width + attention + mlp - per_layer
         inner = size.lora_rank * self.adapted_layers
         per_token = self.element_bytes * (self.num_layers * per_layer + in_backward + inner)
         logits = min(self.chunk_bytes, size.labels * self.vocabulary * self.element_bytes)

@@ -50,6 +50,10 @@ def remedies(
         rank //= 2
     if rank >= 1:
         found.append(f"lora_rank: {rank}")
+    if model.shape.recomputed != "layers":
+        recomputed = dataclasses.replace(model, shape=dataclasses.replace(model.shape, recomputed="layers"))
+        if fits(job, longest_row, recomputed):
+            found.append("activation_checkpointing: layers")
     if model.shape.element_bytes > 2:
         halved = dataclasses.replace(model, shape=dataclasses.replace(model.shape, element_bytes=2))
         if fits(job, longest_row, halved):

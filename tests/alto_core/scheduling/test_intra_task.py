@@ -18,6 +18,7 @@ from alto_core.scheduling.intra_task import (
     without,
 )
 from alto_core.scheduling.memory_model import MemoryFit, MemoryModel, ModelShape, PassSize, fit_memory
+from alto_core.scheduling.remedies import arithmetic, remedies
 
 LLAMA_8B = ModelShape(
     num_parameters=8_030_261_248,
@@ -113,6 +114,17 @@ def test_arithmetic_meets_what_an_h200_measured() -> None:
     assert peak / GIB == pytest.approx(62.16, rel=0.03)
     peak = model.peak_bytes(rank_rows=576, size=PassSize(tokens=6144, labels=4224, lora_rank=64))
     assert peak / GIB == pytest.approx(78.23, rel=0.03)
+
+
+def test_recomputed_parts_take_less_and_their_remedy_is_named() -> None:
+    size = PassSize(tokens=4096, labels=2048, lora_rank=16)
+    shapes = [dataclasses.replace(LLAMA_8B, recomputed=part) for part in ("none", "mlp", "layers")]
+    whole, without_mlp, layers = (shape.activation_bytes(size) for shape in shapes)
+    assert layers < without_mlp < 0.5 * whole
+    bounds = {"budget_bytes": 35 * GIB, "longest_row": 2048, "label_share": 0.5}
+    found = remedies(MemoryModel(shape=LLAMA_8B), job("a", batch=4), **bounds)
+    assert found == ("adapter_batch_size: 1", "data.max_length: 512", "activation_checkpointing: layers")
+    assert "58.7 GiB, but 35 GiB may be used" in arithmetic(MemoryModel(shape=LLAMA_8B), job("a", batch=4), **bounds)
 
 
 def test_a_fit_finds_scale_and_fixed_part_and_tells_its_residual() -> None:
