@@ -304,7 +304,7 @@ class FirstWorseEnds:
         return make_verdict(curve, JobState.OVERFITTING, "worse than its best", {})
 
     def gate(self, curves: Sequence[Curve], fraction: float) -> GateDecision:
-        raise NotImplementedError
+        raise AssertionError("nothing here comes to a gate")
 
 
 def test_a_job_stopped_past_its_best_leaves_its_best_adapter(tune: Tune) -> None:
