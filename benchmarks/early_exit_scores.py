@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from alto_core.data.rows import TaskData
 from alto_core.engine.engine import Engine
-from alto_core.evaluation import is_exact_match
+from alto_core.evaluation.exact_match import ExactMatch
 
 MAX_GENERATION_ROWS = 1024
 SCHEMA = pa.schema(
@@ -45,7 +45,6 @@ def score_adapters(
         [(job_id, row.prompt_ids) for job_id in best for row in test.generation_rows],
         max_new_tokens=max_new_tokens,
         stop_token_ids=data.stop_token_ids,
-        pad_token_id=data.pad_token_id,
         max_rows=MAX_GENERATION_ROWS,
     )
     references = [row.reference for _ in best for row in test.generation_rows]
@@ -66,7 +65,9 @@ def score_adapters(
 def is_right(answer: str, reference: str) -> bool:
     """GSM8K's worked solutions are compared by what stands after `####`, everything else by exact match."""
     wanted = _final_number(reference)
-    return is_exact_match(answer, reference) if wanted is None else _final_number(answer) == wanted
+    if wanted is None:
+        return ExactMatch().score(answer, reference) == 1.0
+    return _final_number(answer) == wanted
 
 
 def _final_number(text: str) -> str | None:

@@ -46,6 +46,12 @@ def finished_quickstart(settings: Settings) -> TaskRecord | None:
     return finished[0] if finished else None
 
 
+def environment_of(home: Path) -> dict[str, str]:
+    """For a process in this workspace, with Prefect's database in it and not where the tests have theirs."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return others | {"ALTO_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+
+
 @pytest.fixture(scope="module")
 def home(quickstart_folder: Path) -> Path:
     """A workspace with a finished quickstart: what `make quickstart` left, or a run of our own."""
@@ -55,7 +61,7 @@ def home(quickstart_folder: Path) -> Path:
     own = REPOSITORY / ".pytest_cache" / "quickstart-home"
     if not finished_quickstart(load_settings({"ALTO_HOME": str(own)})):
         command = [str(ALTO), "tune", "examples/quickstart.yaml", "--plain"]
-        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "ALTO_HOME": str(own)}, check=True)
+        subprocess.run(command, cwd=REPOSITORY, env=environment_of(own), check=True)
     return own
 
 
@@ -100,9 +106,7 @@ def challenger(home: Path, record: TaskRecord) -> int:
 def links(home: Path, challenger: int) -> Iterator[dict[str, str]]:
     """`alto ui` with both servers up; the links it prints, by their labels."""
     command = [str(ALTO), "ui", "--mlflow-port", str(free_port()), "--prefect-port", str(free_port())]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"ALTO_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, env=environment_of(home), stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         found: dict[str, str] = {}
         try:

@@ -46,7 +46,8 @@ def held_gpus(
         TaskStopped: the task was asked to stop.
     """
     queue = Queue(settings)
-    _wait_for_exits(task_id, queue)
+    if queue.entry(task_id).state is QueueState.CLAIMED:
+        _wait_for_exits(task_id, queue)
     entry = queue.begin(task_id, attempt, os.getpid())
     state, reason = QueueState.ENDED, "the run ended"
     keeper = _Keeper(entry, settings)

@@ -77,7 +77,7 @@ def test_a_paused_task_goes_on_from_its_checkpoint_to_the_same_result(
     assert Store(load_settings()).task(paused).state is TaskState.QUEUED
     assert holders() == [None, None]
     steps = [record.step for record in Store(load_settings()).jobs(paused) if record.state is JobState.WAITING]
-    assert 9 in steps, "where it stood when it was asked"
+    assert 10 in steps, "the joint step after the one at which it was asked"
 
     monkeypatch.setattr(Store, "update_jobs", asked)
     queue.unpause(paused)
