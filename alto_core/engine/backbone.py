@@ -236,6 +236,7 @@ class _without_progress_bars:  # noqa: N801 - used as a function
 def _dtype(section: ModelSection, device: str) -> torch.dtype:
     if section.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[section.dtype]
-    if device.startswith("cuda") and torch.cuda.is_bf16_supported():
+    # Cards that only emulate bfloat16 are slower in it than in float32.
+    if device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return torch.float32
