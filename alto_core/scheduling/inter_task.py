@@ -65,6 +65,8 @@ def solve(
     model.add_hint(hint)
     solver = cp_model.CpSolver()
     parameters = solver.parameters
+    # Its handler, once taken away, leaves none: Ctrl-C after a solve would end the scheduler without its cleaning up.
+    parameters.catch_sigint_signal = False
     parameters.random_seed = limits.seed
     parameters.relative_gap_limit = limits.gap
     parameters.num_workers = 1 if limits.reproducible else limits.num_workers

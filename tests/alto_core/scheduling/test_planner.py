@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,7 @@ from alto_core.scheduling.validate import plan_faults
 from .conftest import best_makespan, hosts, random_instance, task
 
 QUICK = PlannerOptions(seconds=0.3)
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def starts(plan: Plan) -> dict[str, int]:
@@ -41,6 +45,25 @@ def test_no_plan_is_worse_than_a_list(sizes: tuple[int, ...]) -> None:
         assert plan_faults(instance, plan) == ()
         for order in (list_scheduling.fifo, list_scheduling.shortest_first, list_scheduling.longest_first):
             assert plan.makespan <= max(b.end for b in list_schedule(instance, order(instance.waiting)))
+
+
+def test_ctrl_c_still_interrupts_after_a_plan_was_solved() -> None:
+    """In a process of its own: a solver that takes the signal for itself would end this one."""
+    script = """
+import os, signal
+from alto_core.scheduling.planner import PlannerOptions, plan_instance
+from tests.alto_core.scheduling.conftest import random_instance
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+plan = plan_instance(random_instance(0, num_tasks=20, sizes=(8,)), PlannerOptions(seconds=1, gap=0))
+assert plan.solver_status, "a plan of the lists alone proves nothing"
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 def test_a_solver_without_time_leaves_the_list_plan() -> None:

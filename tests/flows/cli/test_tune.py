@@ -157,7 +157,11 @@ def test_a_signal_cancels_the_task(
 
     flow(wait)
     before = signal.getsignal(signal.SIGTERM)
-    result = invoke("tune", task_file)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # what started the tests may ignore Ctrl-C
+    try:
+        result = invoke("tune", task_file)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert result.exit_code == 130
     assert Store(settings).task("made-1").state is TaskState.CANCELLED
     assert {job.state for job in Store(settings).jobs("made-1")} == {JobState.CANCELLED}
