@@ -28,18 +28,6 @@ _FILE = re.compile(r"cut-(\d{8})\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """What a stretch of training is about; the same in all of its cuts."""
-
-    until: float
-    """Share of each job's own budget where it ends."""
-    job_ids: tuple[str, ...]
-    """Jobs that it began with."""
-    reserve_ids: tuple[str, ...] = ()
-    """Parked jobs that may take the slot of one that dies, the best first."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where one job stands."""
 
@@ -48,6 +36,22 @@ class Place:
     """Of its saved state; 0: it has not begun."""
     rank_start: int | None = None
     """First of its rank rows; None: it waits for a slot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What a stretch of training is about; the same in all of its cuts."""
+
+    until: float
+    """Share of each job's own budget where it ends."""
+    job_ids: tuple[str, ...]
+    """Jobs that it began with."""
+    reserve: tuple[Place, ...] = ()
+    """Parked jobs that may take the slot of one that dies, the best first, where they stood when it began."""
+
+    @property
+    def reserve_ids(self) -> tuple[str, ...]:
+        return tuple(place.job_id for place in self.reserve)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,12 @@ class CutLog:
         for old in files[NUM_KEPT - 1 :]:
             old.unlink(missing_ok=True)
 
-    def newest(self, states_of: Callable[[str], Path]) -> tuple[Cut | None, tuple[str, ...]]:
+    def newest_readable(self) -> Cut | None:
+        """The newest cut, whether or not its states are whole; None where there is none."""
+        readable, _ = self._readable()
+        return readable[0] if readable else None
+
+    def newest_whole(self, states_of: Callable[[str], Path]) -> tuple[Cut | None, tuple[str, ...]]:
         """The newest cut whose states are whole.
 
         Where a state of the newest is damaged and the cut before belongs to the same stretch and is whole, that one is
@@ -109,22 +118,25 @@ class CutLog:
         Returns:
             The cut, None where there is none; and what is damaged, one sentence each.
         """
-        readable, faults = [], []
-        for file in self._files():
-            try:
-                readable.append(_read(file))
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                faults.append(f"checkpoint {file} is damaged ({error}); the one before it is taken")
-        if not readable:
-            return None, tuple(faults)
+        readable, faults = self._readable()
         for cut in readable:
             if cut.session != readable[0].session:
                 break
             damaged = _damaged_states(cut, states_of)
             if not damaged:
                 return cut, tuple(faults)
-            faults += [f"checkpoint {state} is damaged; the one before it is taken" for state in damaged]
-        return readable[0], tuple(faults)
+            faults += [f"checkpoint {state} is damaged: the one before it is taken" for state in damaged]
+        return (readable[0] if readable else None), tuple(faults)
+
+    def _readable(self) -> tuple[list[Cut], list[str]]:
+        """Newest first, and what is damaged."""
+        readable, faults = [], []
+        for file in self._files():
+            try:
+                readable.append(_read(file))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                faults.append(f"checkpoint {file} is damaged ({error}): the one before it is taken")
+        return readable, faults
 
     def _files(self) -> list[Path]:
         """Newest first."""
@@ -147,7 +159,7 @@ def _read(file: Path) -> Cut:
         session=Session(
             until=session["until"],
             job_ids=tuple(session["job_ids"]),
-            reserve_ids=tuple(session["reserve_ids"]),
+            reserve=tuple(Place(**place) for place in session["reserve"]),
         ),
         places=tuple(Place(**place) for place in fields["places"]),
         joined=tuple(fields["joined"]),

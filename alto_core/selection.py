@@ -32,12 +32,17 @@ NUM_CHECK_ROWS = 4
 def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[Score, ...]]:
     """Evaluate the candidates, pick the winner, evaluate it and the untuned model on the test rows.
 
+    What an earlier run of the task found stands.
+
     Returns:
         The winner's job id, and all scores: the candidates' on `validation`, then winner and untuned model on `test`.
 
     Raises:
         EngineError: no job left an adapter to evaluate.
     """
+    result = workspace.result
+    if result.winner is not None:
+        return result.winner, result.scores
     ended = workspace.ended_as(*CANDIDATE_STATES)
     candidates = [job_id for job_id in ended if (workspace.job_folder(job_id) / "adapter").is_dir()]
     if not candidates:
@@ -191,7 +196,14 @@ def _record(
                 file = workspace.folder / "answers" / f"{split.name}.parquet"
                 write_answers(of_split, split, file)
                 runs.log_artifact(file, "answers")
+    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
+    events = [
+        EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
+        for score in scores
+    ]
+    workspace.store.append_events(workspace.task_id, [*events, *_warnings(winner, results)])
     last = [result for result in results if result.job_id == winner][-1]
+    # the last word: a run that dies before it evaluates again
     workspace.update_result(
         winner=winner,
         scores=scores,
@@ -199,12 +211,6 @@ def _record(
         check_losses=last.losses.loss_sums[:NUM_CHECK_ROWS],
         samples=samples,
     )
-    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
-    events = [
-        EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
-        for score in scores
-    ]
-    workspace.store.append_events(workspace.task_id, [*events, *_warnings(winner, results)])
 
 
 def _log_summary(workspace: Workspace, runs: TaskRuns) -> None:

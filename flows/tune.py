@@ -17,7 +17,7 @@ from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
-from alto_core.cluster.lease import held_gpus
+from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus
 from alto_core.config import TuningTask, load_task
 from alto_core.domain import Score, TaskState
 from alto_core.errors import StoreError
@@ -55,14 +55,14 @@ def tune_queued(task_id: str, attempt: int) -> str | State[str]:
     """
     try:
         with held_gpus(task_id, attempt, load_settings()):
-            return _through_the_stages(task_id)
+            return _through_the_stages(task_id, patience_seconds=EXIT_PATIENCE_SECONDS)
     except TaskStopped as stopped:
         return Cancelled(message=str(stopped))
 
 
-def _through_the_stages(task_id: str) -> str | State[str]:
+def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str | State[str]:
     try:
-        with running(task_id) as workspace:
+        with running(task_id, patience_seconds=patience_seconds) as workspace:
             workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)
             revision = workspace.revision
             num_slots = profile(task_id, revision)
@@ -113,12 +113,13 @@ class TuneResult:
     """Share of the wall time spent waiting for MLflow."""
 
 
-def tune(task: TuningTask, *, task_id: str | None = None) -> TuneResult:
+def tune(task: TuningTask, *, task_id: str | None = None, task_file: Path | None = None) -> TuneResult:
     """Check, create and tune a task in this process; returns when it has ended.
 
     Args:
         task: the task, for example from `load_task`.
         task_id: an id from `Store.new_task_id`; a new one when None.
+        task_file: that it was read from; `resume` looks whether it still says the same.
 
     Raises:
         AltoError: the task, its data or its model cannot be used, or no adapter came out.
@@ -127,7 +128,7 @@ def tune(task: TuningTask, *, task_id: str | None = None) -> TuneResult:
     settings = load_settings()
     plan = plan_task(task)
     task_id = task_id or Store(settings).new_task_id(task.name)
-    create_task(plan, task_id, settings)
+    create_task(plan, task_id, settings, task_file=task_file)
     try:
         tune_task(task_id)
     except CancelledRun:

@@ -134,7 +134,7 @@ def _buffers(active: ActiveJob) -> dict[str, Tensor]:
 
 
 def _tensors(slots: AdapterSlots, buffer_rW: Tensor, layers: Sequence[LinearLayer]) -> dict[str, Tensor]:
-    """A copy, by layer and side, so that an engine with other adapted layers can read it. B stays transposed, as in memory."""
+    """A copy, by layer and side: an engine with other adapted layers can read it. B stays transposed, as in memory."""
     named = {}
     for layer, a_rI, b_rO in slots.by_layer(buffer_rW.to("cpu", copy=True), layers):
         named[f"{layer.name}.lora_A"], named[f"{layer.name}.lora_B"] = a_rI, b_rO
