@@ -45,6 +45,8 @@ def refuse_changes(folder: Path) -> None:
     Raises:
         TaskFileError: a field of the task file, or a file that a field names, has changed; or the task file is wrong.
     """
+    if not (folder / FILE_NAME).is_file():
+        return  # begun by a version that noted nothing
     content = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
     task_file = content["task_file"] and Path(content["task_file"])
     if task_file and task_file.is_file():
