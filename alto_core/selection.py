@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +66,9 @@ def pick_winner(scores: Sequence[Score], choose_by: str) -> str:
     """The candidate with the lowest loss, or the highest metric; ties go to the lower loss, then to the job id."""
 
     def key(score: Score) -> tuple[float, float, str]:
-        metric = -score.metric_value.value if choose_by == "metric" and score.metric_value else 0.0
-        return metric, score.loss, score.job_id or ""
+        # where the metric failed, behind all others
+        metric = -score.metric_value.value if score.metric_value else math.inf
+        return metric if choose_by == "metric" else 0.0, score.loss, score.job_id or ""
 
     winner = min(scores, key=key).job_id
     assert winner is not None
@@ -82,7 +84,7 @@ def compare_with_others(winner: str, results: Sequence[SplitResult]) -> tuple[Co
             continue
         mine = own[other.split]
         differences = {"loss": loss_difference(mine.losses, other.losses)}
-        if mine.metric is not None:
+        if mine.metric is not None and mine.row_scores and other.row_scores:
             differences[mine.metric] = score_difference(mine.row_scores, other.row_scores)
         comparisons += [
             Comparison(job_id=winner, other_id=other.job_id, split=other.split, quantity=quantity, difference=value)
@@ -229,9 +231,16 @@ def _log_summary(workspace: Workspace, runs: TaskRuns) -> None:
 
 
 def _warnings(winner: str, results: Sequence[SplitResult]) -> list[EventDraft]:
-    """An adapter that changes nothing scores what the untuned model scores, to the last digit."""
+    """Metrics that failed; an adapter that changes nothing, which scores what the untuned model does, to the digit."""
+    warnings = [
+        EventDraft(
+            kind="warning", job_id=result.job_id, text=f"no {result.metric} on {result.split}: {result.metric_fault}"
+        )
+        for result in results
+        if result.metric_fault
+    ]
     losses = {result.job_id: result.losses for result in results if result.split == "test"}
     if winner in losses and losses[winner] == losses.get(None):
         text = f"{winner} changes nothing: every test row has the loss that it has with the untuned model"
-        return [EventDraft(kind="warning", job_id=winner, text=text)]
-    return []
+        warnings.append(EventDraft(kind="warning", job_id=winner, text=text))
+    return warnings

@@ -41,7 +41,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 STAGES = ("profile", "warmup", "gate", "continue", "evaluate", "register")
 PACKAGES = ("torch", "transformers", "prefect", "mlflow")
 TASK_ID = "faults-1"
-CUT_SECONDS = 0.5
+CUT_SECONDS = 1.0
 """Between checkpoints in the kill runs, so that a run of some seconds has many."""
 LIMIT_SECONDS = 600
 COLUMNS = ("kill", "stage", "delay_seconds", "steps_at_kill", "steps_lost", "cuts_at_kill", "equal", "difference")
@@ -75,7 +75,9 @@ def kill_runs(folder: Path, count: int, seed: int, *, core: bool) -> int:
         assert not difference(runs.unbroken("again"), expected), "two unbroken runs differ"
         draw, rows = random.Random(seed), []
         for number in range(1, count + 1):
-            stage = STAGES[(number - 1) % len(STAGES)] if count >= len(STAGES) else STAGES[1 : 2 * count : 2][number - 1]
+            stage = (
+                STAGES[(number - 1) % len(STAGES)] if count >= len(STAGES) else STAGES[1 : 2 * count : 2][number - 1]
+            )
             row = {"kill": number, **runs.killed(f"kill-{number}", stage, draw)}
             row["difference"] = difference(runs.resumed(f"kill-{number}"), expected)
             row["equal"] = not row["difference"]
@@ -96,7 +98,7 @@ def kill_runs(folder: Path, count: int, seed: int, *, core: bool) -> int:
 
 
 def checkpoint_share(home: Path, quickstart: Path) -> int:
-    """Train SmolLM2 for some minutes with checkpoints at the default interval; what they held up, over the wall time."""
+    """Train SmolLM2 for some minutes, checkpoints at the default interval: what they held up, over the wall time."""
     os.environ |= {"ALTO_HOME": str(home / "alto"), "PREFECT_LOGGING_LEVEL": "ERROR", "MLFLOW_LOGGING_LEVEL": "ERROR"}
     os.environ.pop("ALTO_CHECKPOINT_SECONDS", None)
     from alto_core.config import parse_task
@@ -128,7 +130,7 @@ def checkpoint_share(home: Path, quickstart: Path) -> int:
 
 
 class Runs:
-    """Runs of one task, each in a home and a process of its own, forked from this one, which has the libraries loaded."""
+    """Runs of one task, each in a home and a process of its own, forked from this one, which has loaded libraries."""
 
     def __init__(self, folder: Path, task_file: Path, *, core: bool):
         self._folder, self._task_file, self._core = folder, task_file, core
@@ -176,7 +178,9 @@ class Runs:
         found |= {f"job {row[0]}": row[1:] for row in self._query(name, "store.db", jobs)}
         ((winner, result),) = self._query(name, "store.db", "SELECT winner_job_id, result FROM alto_task")
         result = json.loads(result or "{}")
-        found |= {key: result.get(key) for key in ("winner", "scores", "comparisons", "check_losses", "samples", "gates")}
+        found |= {
+            key: result.get(key) for key in ("winner", "scores", "comparisons", "check_losses", "samples", "gates")
+        }
         runs = "SELECT run_uuid, status FROM runs ORDER BY name"
         for run_id, run_status in self._query(name, "mlflow.db", runs):
             tags = dict(self._query(name, "mlflow.db", "SELECT key, value FROM tags WHERE run_uuid = ?", run_id))
@@ -269,7 +273,9 @@ class Runs:
         shutil.copy(self._folder / "first" / "mlflow.db", home)
 
     def _query(self, name: str, database: str, query: str, *values: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(f"file:{self._folder / name / database}?mode=ro", uri=True, timeout=30)) as connection:
+        with closing(
+            sqlite3.connect(f"file:{self._folder / name / database}?mode=ro", uri=True, timeout=30)
+        ) as connection:
             return connection.execute(query, values).fetchall()
 
     def _stages(self, name: str) -> dict[str, tuple[float, float]]:
@@ -368,7 +374,7 @@ def write_task(folder: Path) -> Path:
             "adapter_batch_size": 4,
             "dropout": 0.1,
         },
-        "budget": {"steps": 24, "eval_interval_fraction": 0.125, "gate_warmup_fraction": 0.25},
+        "budget": {"steps": 16, "eval_interval_fraction": 0.25, "gate_warmup_fraction": 0.25},
         "early_exit": {"preset": "guarded"},
         "evaluation": {"metric": "exact_match", "max_new_tokens": 6},
         "max_slots": 3,

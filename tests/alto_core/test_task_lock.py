@@ -28,9 +28,9 @@ def test_a_living_holder_is_named_and_a_killed_one_holds_nothing(tmp_path: Path)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(StoreError, match=rf"task tiny-1: process {process.pid} on .* is at work on it"):
-            with held("tiny-1", tmp_path):
-                pass
+        refusal = rf"task tiny-1: process {process.pid} on .* is at work on it"
+        with pytest.raises(StoreError, match=refusal), held("tiny-1", tmp_path):
+            pass
         os.kill(process.pid, signal.SIGKILL)
     with held("tiny-1", tmp_path, patience_seconds=10):
         assert times_held(tmp_path) == 2

@@ -137,6 +137,8 @@ def test_a_killed_task_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/faults.py", "kills", "--count", "3", "--core", "--folder", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     environ.pop("PREFECT_API_URL", None)
-    done = subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=540, check=False)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=540, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "3 of 3 equal" in done.stdout
