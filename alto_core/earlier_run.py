@@ -20,7 +20,7 @@ class EarlierRun:
     """Nothing, where no run was at work before."""
 
     exits: Mapping[str, ExitLogEntry] = field(default_factory=dict)
-    """How jobs ended behind where they now go on, by job id; decided, perhaps not yet recorded everywhere."""
+    """How jobs ended behind where they now go on, by job id; decided, perhaps not yet recorded everywhere. No gates."""
     recorded: frozenset[str] = frozenset()
     """Jobs whose end is recorded everywhere."""
     evaluated: Mapping[str, int] = field(default_factory=dict)
@@ -46,7 +46,11 @@ def earlier_run(
         runs: where jobs go on.
     """
     starts = {run.job.job_id: run.start_step for run in runs}
-    exits = {job_id: e for job_id, e in decisions.last_exits().items() if e.step > starts.get(job_id, -1)}
+    exits = {
+        job_id: entry
+        for job_id, entry in decisions.last_exits().items()
+        if entry.gate_fraction is None and entry.step > starts.get(job_id, -1)
+    }
     evaluated: dict[str, int] = {}
     for event in events:
         if event.kind == "evaluation" and event.job_id is not None:

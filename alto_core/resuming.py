@@ -81,7 +81,7 @@ def settle(workspace: Workspace, cut: Cut, earlier: EarlierRun, runs: TaskRuns, 
     """Record the ends of jobs that had left their slots before the cut, where that had not been done yet.
 
     Such a job was ended by a verdict, which the decision log holds; or it has spent its budget; or it only waits for
-    the end of the stretch.
+    the end of the stretch. What a gate decided is the gate's to record.
     """
     session, left = cut.session, {*cut.session.job_ids, *cut.joined} - {place.job_id for place in cut.places}
     open_jobs = [job_id for job_id in workspace.alive() if job_id in left]
