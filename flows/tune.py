@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ prepare_environment(load_settings())  # before torch, Prefect and MLflow read it
 
 import pandas as pd
 from prefect import State, flow
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
@@ -29,6 +30,7 @@ from alto_core.report import count_samples, job_rows, leaderboard_table
 from alto_core.result import RegisteredVersion
 from alto_core.store import Store
 from alto_core.workspace import Workspace
+from flows.reconcile import mark_crashed
 from tasks.continue_training import continue_training
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -63,6 +65,7 @@ def tune_queued(task_id: str, attempt: int) -> str | State[str]:
 def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str | State[str]:
     try:
         with running(task_id, patience_seconds=patience_seconds) as workspace:
+            _close_dead_run(workspace.store.task(task_id).flow_run_id)
             workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)
             revision = workspace.revision
             num_slots = profile(task_id, revision)
@@ -75,6 +78,13 @@ def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str |
         return Cancelled(message="cancelled")
     publish_report(workspace)
     return registered
+
+
+def _close_dead_run(flow_run_id: str | None) -> None:
+    """A run that was killed stays Running in Prefect until it is told that its task goes on in another one."""
+    if flow_run_id not in (None, str(flow_run.id)):
+        with contextlib.suppress(ObjectNotFound):  # it was another server's
+            mark_crashed(flow_run_id, f"its process is gone; the task goes on in flow run {flow_run.id}")
 
 
 @flow(name="tune file", flow_run_name="tune {task_file}")
