@@ -19,7 +19,7 @@ from rich.live import Live
 
 from alto_core.config import load_task
 from alto_core.domain import TaskState
-from alto_core.errors import AltoError, StoreError
+from alto_core.errors import AltoError
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
@@ -79,7 +79,7 @@ def run_shown(run: Callable[[], None], watcher: Watcher, settings: Settings, *, 
         except KeyboardInterrupt:
             raise typer.Exit(CANCELLED_EXIT_CODE) from None
         except AltoError as error:
-            if not as_json or not _has_record(watcher.store, watcher.task_id):
+            if not as_json or not watcher.store.has_task(watcher.task_id):
                 raise
             # the result object, which tells of the failure, stays the last thing on stdout
             print(f"alto: {error}", file=sys.stderr)
@@ -180,14 +180,6 @@ def _ended(store: Store, task_id: str) -> Iterator[None]:
     except BaseException as error:
         state = TaskState.FAILED if isinstance(error, Exception) else TaskState.CANCELLED
         message = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "cancelled before it began"
-        if _has_record(store, task_id) and not store.task(task_id).state.is_end:
+        if store.has_task(task_id) and not store.task(task_id).state.is_end:
             store.end_task(task_id, state, message)
         raise
-
-
-def _has_record(store: Store, task_id: str) -> bool:
-    try:
-        store.task(task_id)
-    except StoreError:
-        return False
-    return True

@@ -21,7 +21,7 @@ from alto_core.supervision import Supervisor
 from alto_core.tracking import Tracker
 from flows.api import TuneResult, resume, tune
 from flows.cli.app import app
-from flows.tune import tune_task
+from flows.tune import tune_file, tune_task
 
 pytestmark = [pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -102,6 +102,21 @@ def test_an_interrupted_task_ends_as_an_unbroken_one(
     assert len(events) == len(set(events))
     refused = CliRunner().invoke(app, ["resume", task_id])
     assert (refused.exit_code, "has finished" in refused.stderr) == (7, True)
+
+
+@pytest.mark.usefixtures("prefect_server", "workspace_home")
+def test_a_retry_by_prefect_goes_on_with_the_task(
+    task: TuningTask, fail_at: Callable[[int, BaseException], None], tmp_path: Path
+) -> None:
+    """K6: a second task would repeat what the first has done."""
+    file = tmp_path / "task.yaml"
+    file.write_text(yaml.safe_dump(task.model_dump(mode="json", exclude_none=True)))
+    fail_at(3, RuntimeError("boom"))
+    assert tune_file.with_options(retries=1)(str(file)) == "tiny/1"
+    (record,) = Store(load_settings()).tasks()
+    assert record.state is TaskState.FINISHED
+    kinds = [event.kind for event in Store(load_settings()).events(record.task_id)]
+    assert (kinds.count("resumed"), kinds.count("registered")) == (1, 1)
 
 
 @pytest.mark.usefixtures("prefect_server", "workspace_home")
