@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +53,12 @@ class ExitLogEntry:
     def fraction(self) -> float:
         return self.step / self.total_steps
 
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(
+            job_id=self.job_id, state=self.state, step=self.step, reason=self.reason, evidence=dict(self.evidence)
+        )
+
 
 class DecisionLog:
     """The log of one task, in its folder."""
@@ -59,30 +67,56 @@ class DecisionLog:
         self._file = task_folder / FILE_NAME
 
     def add(self, entries: Sequence[GateLogEntry | ExitLogEntry]) -> None:
-        """Append entries. One that is there already, word for word, is not repeated."""
-        there = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
+        """Append entries, on disk when the call returns. One that is there already, word for word, is not repeated."""
+        there = self._lines()
         new = [line for line in (json.dumps(_plain(entry), allow_nan=False) for entry in entries) if line not in there]
         if new:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as out:
-                out.write("".join(f"{line}\n" for line in new))
+            with self._file.open("r+b" if self._file.exists() else "w+b") as out:
+                # what a killed writer left of its last line is no entry
+                out.truncate(out.seek(sum(len(line.encode()) + 1 for line in there)))
+                out.write("".join(f"{line}\n" for line in new).encode())
+                out.flush()
+                os.fsync(out.fileno())
 
     def read(self) -> tuple[GateLogEntry | ExitLogEntry, ...]:
         """All entries in order."""
-        if not self._file.exists():
-            return ()
-        return tuple(_entry(json.loads(line)) for line in self._file.read_text(encoding="utf-8").splitlines())
+        return tuple(_entry(json.loads(line)) for line in self._lines())
+
+    def last_exits(self) -> Mapping[str, ExitLogEntry]:
+        """The last word about each job, where it is that the job ended."""
+        last = {entry.job_id: entry for entry in self.read() if isinstance(entry, ExitLogEntry)}
+        return {job_id: entry for job_id, entry in last.items() if entry.state.is_end}
+
+    def gate_at(self, fraction: float) -> GateDecision | None:
+        """The decision of a gate that was held; see `add_gate`."""
+        log = self.read()
+        gates = [e for e in log if isinstance(e, GateLogEntry) and math.isclose(e.fraction, fraction)]
+        if not gates:
+            return None
+        exits = {
+            e.job_id: e.verdict
+            for e in log
+            if isinstance(e, ExitLogEntry) and e.gate_fraction is not None and math.isclose(e.gate_fraction, fraction)
+        }
+        return GateDecision(entries=gates[-1].entries, verdicts=tuple(exits.values()))
+
+    def add_gate(self, policy: str, fraction: float, decision: GateDecision, total_steps: Mapping[str, int]) -> None:
+        """Append a gate, before anything comes of it. Its own entry is the last: where it stands, all exits do."""
+        exits = [exit_entry(policy, v, total_steps[v.job_id], fraction) for v in decision.verdicts]
+        self.add([*exits, GateLogEntry(policy=policy, fraction=fraction, entries=decision.entries)])
 
     def exits_of(self, job_id: str) -> tuple[ExitLogEntry, ...]:
         return tuple(e for e in self.read() if isinstance(e, ExitLogEntry) and e.job_id == job_id)
 
+    def _lines(self) -> list[str]:
+        """Whole lines only."""
+        text = self._file.read_bytes() if self._file.exists() else b""
+        return text[: text.rfind(b"\n") + 1].decode().splitlines()
+
     def as_json(self) -> str:
         """The whole log as one JSON array."""
         return json.dumps([_plain(entry) for entry in self.read()], indent=1, allow_nan=False)
-
-
-def gate_entry(policy: str, fraction: float, decision: GateDecision) -> GateLogEntry:
-    return GateLogEntry(policy=policy, fraction=fraction, entries=decision.entries)
 
 
 def exit_entry(policy: str, verdict: Verdict, total_steps: int, gate_fraction: float | None = None) -> ExitLogEntry:

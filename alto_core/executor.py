@@ -10,9 +10,12 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from alto_core.budget import rows_of_step
+from alto_core.checkpointing import Checkpointer
+from alto_core.cuts import Cut, Place, Session
 from alto_core.data.rows import TaskData, TokenRow
 from alto_core.device import is_out_of_memory
 from alto_core.domain import (
@@ -32,8 +35,6 @@ from alto_core.scheduling.intra_task import Capacity, JobSize, admit, without
 
 MAX_EVAL_TOKENS = 8192
 """Tokens of one evaluation batch."""
-CHECKPOINT_SECONDS = 60.0
-"""Between two saves of the jobs in slots: what a killed run loses at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class JobRun:
     target_step: int
     """The stretch ends after this update."""
     init_adapter: Path | None = None
+    rank_start: int | None = None
+    """First of its rank rows where it held a slot before; None: it waits for one."""
 
 
 @dataclass
@@ -67,6 +70,8 @@ class Executor:
         step_tokens: token budget of a joint step.
         max_eval_tokens: of one evaluation pass. It changes speed and memory, not the numbers.
         asked_to_stop: asked after every joint step.
+        checkpoints: writes states, and cuts where it has a log for them.
+        session: what the cuts belong to; the same before and after a resume.
     """
 
     def __init__(
@@ -78,15 +83,17 @@ class Executor:
         step_tokens: float = math.inf,
         max_eval_tokens: int = MAX_EVAL_TOKENS,
         asked_to_stop: StopQuestion = never,
+        checkpoints: Checkpointer | None = None,
+        session: Session | None = None,
     ):
         self._engine, self._data, self._data_seed = engine, data, data_seed
         self._asked_to_stop = asked_to_stop
+        self._checkpoints, self._session = checkpoints or Checkpointer(), session
         self._capacity = Capacity(num_slots=engine.num_slots, rank_rows=engine.rank_rows, step_tokens=step_tokens)
         rows = data.train.rows
         self._mean_row = sum(len(row.token_ids) for row in rows) / len(rows)
         self._eval_tokens = max_eval_tokens
-        self._with_best: set[str] = set()
-        self._put_back: set[str] = set()
+        self._joined: list[str] = []
         self._failures: list[JobFailure] = []
         self._shortages: list[MemoryShortage] = []
 
@@ -94,7 +101,8 @@ class Executor:
         """Train every stretch to its end, or until a verdict ends the job.
 
         Jobs are admitted in decreasing adapter batch size and backfilled as slots come free: one of the batch size that
-        left first, then any that fits. At the end of a stretch the job's state and best adapter lie in its folder.
+        left first, then any that fits. Runs that held a slot before get it back first, in their order. At the end the
+        state and the best adapter of every job lie in its folder.
         When memory runs out the step is made again in smaller passes; where these are as small as a micro batch, the
         largest job is put back to wait. Neither changes a curve.
 
@@ -105,14 +113,21 @@ class Executor:
             steps update nothing.
 
         Raises:
-            TaskStopped: the answer to `asked_to_stop`; all that was measured has been yielded, and the state of every
-                job in a slot is saved.
+            TaskStopped: the answer to `asked_to_stop`; all that was measured has been yielded, and where cuts are
+                written the newest one is of this moment.
+            EngineError: a state could not be written.
         """
+        with self._checkpoints.writing():
+            yield from self._run(runs)
+
+    def _run(self, runs: Sequence[JobRun]) -> Generator[Boundary, Sequence[Verdict | JobRun], None]:
         waiting = {run.job.job_id: run for run in runs}
         active: dict[str, _Active] = {}
         self._failures = []
+        for run in [run for run in runs if run.rank_start is not None]:
+            self._place(run.job.job_id, waiting, active)
         self._backfill(waiting, active, None)
-        started = saved = time.monotonic()
+        started = time.monotonic()
         while active or self._failures:
             if active:
                 self._step(waiting, active)
@@ -121,6 +136,7 @@ class Executor:
             due, stop = [job_id for job_id, a in active.items() if _is_due(a)], self._asked_to_stop()
             is_boundary = bool(due or self._failures or stop)
             if is_boundary:
+                self._checkpoints.check()
                 steps = self._engine.take_records()
                 stepped = time.monotonic()
                 evaluations = self._evaluate(due, active) if due else ()
@@ -137,28 +153,42 @@ class Executor:
                     step_seconds=stepped - started,
                     evaluation_seconds=ended - stepped,
                 )
-                waiting |= {answer.job.job_id: answer for answer in answers if isinstance(answer, JobRun)}
+                joining = {answer.job.job_id: answer for answer in answers if isinstance(answer, JobRun)}
+                waiting |= joining
+                self._joined += joining
                 for verdict in (answer for answer in answers if isinstance(answer, Verdict)):
-                    run = active.pop(verdict.job_id).run
-                    self._engine.save(verdict.job_id, run.folder / "state")
-                    self._leave(run, waiting, active)
+                    left = active.pop(verdict.job_id)
+                    self._save_leaving(left.run)
+                    self._leave(left, waiting, active)
                 self._backfill(waiting, active, None)
                 started = time.monotonic()
             for job_id, reached in [(j, a) for j, a in active.items() if a.step >= a.run.target_step]:
-                self._engine.save(job_id, reached.run.folder / "state")
+                self._save_leaving(reached.run)
                 del active[job_id]
-                self._leave(reached.run, waiting, active)
+                self._leave(reached, waiting, active)
             # Only here: what a state was trained on must be in the curves before it.
-            if is_boundary and (stop is not None or time.monotonic() - saved > CHECKPOINT_SECONDS):
-                self._save(active)
-                saved = time.monotonic()
+            if is_boundary and (stop is not None or self._checkpoints.is_due()):
+                self._cut(waiting, active)
             if stop is not None:
                 raise TaskStopped(stop)
+        self._cut(waiting, active)
 
-    def _save(self, active: Mapping[str, _Active]) -> None:
-        """A job that was never evaluated has no best adapter to keep; it starts again from its beginning."""
-        for job_id in self._with_best & active.keys():
-            self._engine.save(job_id, active[job_id].run.folder / "state")
+    def _save_leaving(self, run: JobRun) -> None:
+        job_id = run.job.job_id
+        self._checkpoints.save(run.folder / "state", lambda: self._engine.snapshot(job_id))
+
+    def _cut(self, waiting: Mapping[str, JobRun], active: Mapping[str, _Active]) -> None:
+        """Note where every job stands. Not while a job that failed has yet to be told of: a cut would not know it."""
+        if self._session is None or self._failures:
+            return
+        in_slots = [
+            Place(job_id=job_id, step=a.step, rank_start=self._engine.rank_start(job_id))
+            for job_id, a in active.items()
+        ]
+        in_line = [Place(job_id=job_id, step=run.start_step) for job_id, run in waiting.items()]
+        states = {a.run.folder / "state": partial(self._engine.snapshot, job_id) for job_id, a in active.items()}
+        cut = Cut(session=self._session, places=(*in_slots, *in_line), joined=tuple(self._joined))
+        self._checkpoints.cut(cut, states)
 
     def _step(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Make one joint step, as often as it takes to fit into the memory that is left."""
@@ -192,15 +222,14 @@ class Executor:
             "not fit even alone. Use a smaller adapter_batch_size or data.max_length, or free memory."
         )
         self._failures.append(JobFailure(job_id=largest, step=left.step, reason=reason))
-        self._leave(left.run, waiting, active)
+        self._leave(left, waiting, active)
 
     def _put_back_to_wait(self, left: _Active, waiting: dict[str, JobRun], active: Mapping[str, _Active]) -> None:
         """Give the slot of a job back, with its state kept, and leave room for no more than what now runs."""
         run, job_id = left.run, left.run.job.job_id
         if left.step > run.start_step:
-            self._engine.save(job_id, run.folder / "state")
-            run = replace(run, start_step=left.step)
-            self._put_back.add(job_id)
+            self._save_leaving(run)
+            run = replace(run, start_step=left.step, rank_start=None)
         self._engine.evict(job_id)
         waiting[job_id] = run
         still_running = [self._size(a.run, a.step) for a in active.values()]
@@ -242,8 +271,7 @@ class Executor:
         for job_id in due:
             step, budget = active[job_id].step, active[job_id].run.budget
             evaluation = Evaluation(job_id=job_id, step=step, fraction=budget.fraction(step), row_losses=losses[job_id])
-            if self._engine.keep_best(job_id, evaluation.val_loss):
-                self._with_best.add(job_id)
+            self._engine.keep_best(job_id, evaluation.val_loss)
             evaluations.append(evaluation)
         return tuple(evaluations)
 
@@ -267,11 +295,12 @@ class Executor:
             text = f"memory ran out: evaluation in passes of at most {self._eval_tokens} tokens from now on"
             self._shortages.append(MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens))
 
-    def _leave(self, run: JobRun, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
+    def _leave(self, left: _Active, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Take a job out of its slot, its best adapter written down, and give the slot to a waiting one."""
-        if run.job.job_id in self._with_best:
+        run = left.run
+        if self._engine.has_best(run.job.job_id):
             self._engine.export(run.job.job_id, run.folder / "adapter", best=True)
-        freed = self._size(run, run.start_step)
+        freed = self._size(run, left.step)
         self._engine.evict(run.job.job_id)
         self._backfill(waiting, active, freed)
 
@@ -291,24 +320,25 @@ class Executor:
 
     def _place(self, job_id: str, waiting: dict[str, JobRun], active: dict[str, _Active]) -> bool:
         run = waiting[job_id]
-        if not self._engine.fits(run.job):
+        if run.rank_start is None and not self._engine.fits(run.job):
             return False
         del waiting[job_id]
+        self._checkpoints.wait_for(run.folder / "state")
         try:
-            self._admit(run)
+            step = self._admit(run)
         except (EngineError, ModelError) as error:
             self._failures.append(JobFailure(job_id=job_id, step=run.start_step, reason=str(error)))
             return False
-        active[job_id] = _Active(run, run.start_step)
+        active[job_id] = _Active(run, step)
         return True
 
-    def _admit(self, run: JobRun) -> None:
-        if run.start_step:
-            self._engine.restore(run.job, run.budget, run.folder / "state")
-            if run.job.job_id not in self._put_back:
-                self._with_best.add(run.job.job_id)  # only jobs with a finite evaluation reach a second stretch
-        else:
-            self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter)
+    def _admit(self, run: JobRun) -> int:
+        """Returns the step that the job stands at: an earlier one where its state of `start_step` is damaged."""
+        if run.start_step == 0:
+            self._engine.admit(run.job, run.budget, init_adapter=run.init_adapter, rank_start=run.rank_start)
+            return 0
+        folder = run.folder / "state"
+        return self._engine.restore(run.job, run.budget, folder, step=run.start_step, rank_start=run.rank_start)
 
 
 def _is_due(active: _Active) -> bool:

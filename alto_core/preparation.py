@@ -16,12 +16,13 @@ from alto_core.budget import evaluation_share, job_budget, num_samples
 from alto_core.config import TuningTask
 from alto_core.data.prepare import prepare_data
 from alto_core.data.rows import TaskData
-from alto_core.data.storage import save_task_data
+from alto_core.data.storage import load_task_data, save_task_data
 from alto_core.domain import JobBudget, LoraJob
 from alto_core.early_exit.policy import make_policy
 from alto_core.engine.target_modules import check_target_modules, linear_endings
 from alto_core.errors import TaskFileError
 from alto_core.evaluation import check_metric
+from alto_core.inputs import record_inputs
 from alto_core.result import TaskResult
 from alto_core.search_space import expand_search_space
 from alto_core.settings import Settings
@@ -36,6 +37,8 @@ class TaskPlan:
 
     task: TuningTask
     """The task file's, its evaluation interval made longer where evaluations would cost too much."""
+    as_given: TuningTask
+    """The task file's."""
     data: TaskData
     jobs: tuple[LoraJob, ...]
     budgets: Mapping[str, JobBudget]
@@ -91,12 +94,13 @@ def plan_task(task: TuningTask) -> TaskPlan:
     check_metric(task.evaluation, {split.name: split.generation_rows for split in held_out})
     if task.init_adapter is not None:
         _check_init_adapter(Path(task.init_adapter), jobs)
-    share = _evaluation_share(task, jobs, data)
+    share, as_given = _evaluation_share(task, jobs, data), task
     if share > task.budget.max_eval_share:
         interval = min(1.0, task.budget.eval_interval_fraction * share / task.budget.max_eval_share)
         task = task.model_copy(update={"budget": task.budget.model_copy(update={"eval_interval_fraction": interval})})
     return TaskPlan(
         task=task,
+        as_given=as_given,
         data=data,
         jobs=jobs,
         budgets=_budgets(task, jobs, data),
@@ -106,19 +110,41 @@ def plan_task(task: TuningTask) -> TaskPlan:
     )
 
 
-def create_task(plan: TaskPlan, task_id: str, settings: Settings) -> None:
-    """Record a plan under its id: rows on disk, jobs in the store, one MLflow run for the task and one per job."""
+def create_task(plan: TaskPlan, task_id: str, settings: Settings, *, task_file: Path | None = None) -> None:
+    """Record a plan under its id: rows on disk, jobs in the store, one MLflow run for the task and one per job.
+
+    Args:
+        plan: what to record.
+        task_id: a new id.
+        settings: where to.
+        task_file: that the task was read from; a resume looks whether it still says the same.
+    """
     folder = settings.task_folder(task_id)
     folder.mkdir(parents=True, exist_ok=True)
+    record_inputs(plan.as_given, folder, task_file)
     save_task_data(plan.data, folder / "data")
     store = Store(settings)
     store.add_task(task_id, plan.task, plan.jobs, plan.budgets)
-    result = TaskResult(num_train_rows=len(plan.data.train.rows), data_report=plan.data.report.to_dict())
-    runs = Tracker(settings).open_task(plan.task, task_id, plan.jobs, _summarize(plan))
+    if plan.interval_note:
+        store.append_events(task_id, [EventDraft(kind="warning", text=plan.interval_note)])
+    _open_runs(store, settings, task_id, plan.data)
+
+
+def finish_creation(task_id: str, settings: Settings) -> None:
+    """Open the MLflow runs of a recorded task whose creator died before it had."""
+    store = Store(settings)
+    if store.task(task_id).parent_run_id is None:
+        _open_runs(store, settings, task_id, load_task_data(settings.task_folder(task_id) / "data"))
+    store.close()
+
+
+def _open_runs(store: Store, settings: Settings, task_id: str, data: TaskData) -> None:
+    task, jobs = store.task(task_id).task, [record.job for record in store.jobs(task_id)]
+    result = TaskResult(num_train_rows=len(data.train.rows), data_report=data.report.to_dict())
+    runs = Tracker(settings).open_task(task, task_id, jobs, _summarize(task, data))
     runs.release()
     store.set_task_fields(task_id, parent_run_id=runs.parent_run_id, result=result.to_dict())
-    warnings = [EventDraft(kind="warning", text=plan.interval_note)] if plan.interval_note else []
-    store.append_events(task_id, [*warnings, tracking_event(runs)])
+    store.append_events(task_id, [tracking_event(runs)])
 
 
 def _budgets(task: TuningTask, jobs: Sequence[LoraJob], data: TaskData) -> dict[str, JobBudget]:
@@ -153,11 +179,10 @@ def _check_init_adapter(folder: Path, jobs: Sequence[LoraJob]) -> None:
         )
 
 
-def _summarize(plan: TaskPlan) -> DatasetSummary:
-    data = plan.data
+def _summarize(task: TuningTask, data: TaskData) -> DatasetSummary:
     return DatasetSummary(
-        name=wording.short_name(plan.task.data.source),
-        source=plan.task.data.source,
+        name=wording.short_name(task.data.source),
+        source=task.data.source,
         digest=data.digest,
         num_train=len(data.train.rows),
         num_validation=len(data.validation.rows),

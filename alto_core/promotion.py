@@ -18,7 +18,7 @@ from alto_core.domain import Interval
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.export import adapter_job
-from alto_core.errors import StoreError, TrackingError
+from alto_core.errors import EngineError, StoreError, TrackingError
 from alto_core.evaluation import SplitResult, evaluate_adapters, held_out_digest, loss_difference, score_difference
 from alto_core.registration import held_out
 from alto_core.settings import Settings
@@ -141,7 +141,13 @@ def compare(challenger: SplitResult, champion: SplitResult, *, margin: float, di
 
     Args:
         digest: of the rows.
+
+    Raises:
+        EngineError: the metric failed on the answers of one of them.
     """
+    fault = challenger.metric_fault or champion.metric_fault
+    if fault:
+        raise EngineError(f"nothing was promoted, the two cannot be compared: {fault}")
     if challenger.metric is None:
         quantity, difference = "loss", loss_difference(challenger.losses, champion.losses)
         ours, theirs = challenger.losses.mean, champion.losses.mean

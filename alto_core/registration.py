@@ -19,11 +19,14 @@ MAX_COMPARED_RUNS = 20
 
 
 def register_winner(workspace: Workspace, winner: str) -> RegisteredVersion:
-    """Register the winner's best adapter as a new version of the task's registered model.
+    """Register the winner's best adapter as a new version of the task's registered model, once for each task.
 
     Raises:
         TrackingError: the registry refused it, or what was written could not be read back.
     """
+    there = workspace.result.registered
+    if there is not None:
+        return there
     adapter_folder = workspace.job_folder(winner) / "adapter"
     facts = serving_facts(workspace)
     with workspace.tracked() as runs:
@@ -35,13 +38,13 @@ def register_winner(workspace: Workspace, winner: str) -> RegisteredVersion:
             facts=facts,
         )
     registered = RegisteredVersion(name=version.name, version=version.version, aliases=version.aliases)
-    workspace.update_result(registered=registered, adapter_folder=str(adapter_folder))
     workspace.store.set_task_fields(
         workspace.task_id, registered_name=registered.name, registered_version=registered.version
     )
     workspace.store.append_events(
         workspace.task_id, [EventDraft(kind="registered", job_id=winner, text=str(registered))]
     )
+    workspace.update_result(registered=registered, adapter_folder=str(adapter_folder))
     return registered
 
 

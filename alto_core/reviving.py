@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from filelock import FileLock, Timeout
-
 from alto_core.domain import JobState, Score
 from alto_core.early_exit import NonePolicy
 from alto_core.errors import StoreError
 from alto_core.parking import require_parked
 from alto_core.selection import CANDIDATE_STATES, pick_winner, score_jobs
 from alto_core.store import JobRecord, JobUpdate
+from alto_core.task_lock import held
 from alto_core.training import train_stretches
 from alto_core.workspace import Workspace
 
@@ -66,15 +65,8 @@ def at_work_on(workspace: Workspace) -> Iterator[None]:
         raise StoreError(
             f"task {workspace.task_id}: got a {state} task, expected one that has ended. Wait for its end."
         )
-    lock = FileLock(workspace.folder / ".at-work.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise StoreError(f"task {workspace.task_id}: another process is at work on it. Wait for its end.") from None
-    try:
+    with held(workspace.task_id, workspace.folder):
         yield
-    finally:
-        lock.release()
 
 
 def _put_back(workspace: Workspace, before: JobRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,12 +33,17 @@ NUM_CHECK_ROWS = 4
 def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[Score, ...]]:
     """Evaluate the candidates, pick the winner, evaluate it and the untuned model on the test rows.
 
+    What an earlier run of the task found stands.
+
     Returns:
         The winner's job id, and all scores: the candidates' on `validation`, then winner and untuned model on `test`.
 
     Raises:
         EngineError: no job left an adapter to evaluate.
     """
+    result = workspace.result
+    if result.winner is not None:
+        return result.winner, result.scores
     ended = workspace.ended_as(*CANDIDATE_STATES)
     candidates = [job_id for job_id in ended if (workspace.job_folder(job_id) / "adapter").is_dir()]
     if not candidates:
@@ -60,8 +66,9 @@ def pick_winner(scores: Sequence[Score], choose_by: str) -> str:
     """The candidate with the lowest loss, or the highest metric; ties go to the lower loss, then to the job id."""
 
     def key(score: Score) -> tuple[float, float, str]:
-        metric = -score.metric_value.value if choose_by == "metric" and score.metric_value else 0.0
-        return metric, score.loss, score.job_id or ""
+        # where the metric failed, behind all others
+        metric = -score.metric_value.value if score.metric_value else math.inf
+        return metric if choose_by == "metric" else 0.0, score.loss, score.job_id or ""
 
     winner = min(scores, key=key).job_id
     assert winner is not None
@@ -77,7 +84,7 @@ def compare_with_others(winner: str, results: Sequence[SplitResult]) -> tuple[Co
             continue
         mine = own[other.split]
         differences = {"loss": loss_difference(mine.losses, other.losses)}
-        if mine.metric is not None:
+        if mine.metric is not None and mine.row_scores and other.row_scores:
             differences[mine.metric] = score_difference(mine.row_scores, other.row_scores)
         comparisons += [
             Comparison(job_id=winner, other_id=other.job_id, split=other.split, quantity=quantity, difference=value)
@@ -191,7 +198,14 @@ def _record(
                 file = workspace.folder / "answers" / f"{split.name}.parquet"
                 write_answers(of_split, split, file)
                 runs.log_artifact(file, "answers")
+    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
+    events = [
+        EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
+        for score in scores
+    ]
+    workspace.store.append_events(workspace.task_id, [*events, *_warnings(winner, results)])
     last = [result for result in results if result.job_id == winner][-1]
+    # the last word: a run that dies before it evaluates again
     workspace.update_result(
         winner=winner,
         scores=scores,
@@ -199,12 +213,6 @@ def _record(
         check_losses=last.losses.loss_sums[:NUM_CHECK_ROWS],
         samples=samples,
     )
-    workspace.store.set_task_fields(workspace.task_id, winner_job_id=winner)
-    events = [
-        EventDraft(kind="score", job_id=score.job_id, text=describe_score(score), numbers={"loss": score.loss})
-        for score in scores
-    ]
-    workspace.store.append_events(workspace.task_id, [*events, *_warnings(winner, results)])
 
 
 def _log_summary(workspace: Workspace, runs: TaskRuns) -> None:
@@ -223,9 +231,16 @@ def _log_summary(workspace: Workspace, runs: TaskRuns) -> None:
 
 
 def _warnings(winner: str, results: Sequence[SplitResult]) -> list[EventDraft]:
-    """An adapter that changes nothing scores what the untuned model scores, to the last digit."""
+    """Metrics that failed; an adapter that changes nothing, which scores what the untuned model does, to the digit."""
+    warnings = [
+        EventDraft(
+            kind="warning", job_id=result.job_id, text=f"no {result.metric} on {result.split}: {result.metric_fault}"
+        )
+        for result in results
+        if result.metric_fault
+    ]
     losses = {result.job_id: result.losses for result in results if result.split == "test"}
     if winner in losses and losses[winner] == losses.get(None):
         text = f"{winner} changes nothing: every test row has the loss that it has with the untuned model"
-        return [EventDraft(kind="warning", job_id=winner, text=text)]
-    return []
+        warnings.append(EventDraft(kind="warning", job_id=winner, text=text))
+    return warnings

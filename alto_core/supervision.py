@@ -1,6 +1,8 @@
 """The loop around the executor: log each boundary, read the curves back, ask the policy, hand over its verdicts.
 
-The one place where measurements, curves, decisions and records meet. It makes no decision of its own.
+The one place where measurements, curves, decisions and records meet. It makes no decision of its own. A decision is
+in the log before anything comes of it, and an end is in MLflow before it is in the store, so that a run that dies in
+between can be gone on with: what the log holds and the store does not is recorded again.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry, gate_entry
+from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry
 from alto_core.domain import Boundary, GateDecision, JobFailure, JobOutcome, JobState, Verdict
+from alto_core.earlier_run import EarlierRun
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
@@ -35,6 +38,7 @@ class Supervisor:
         store: where states and events are kept for `alto status`.
         decisions: its decision log.
         savings: share of the training rows that early exit is expected to spare, for the time left.
+        earlier: what a run that died had decided and recorded.
     """
 
     def __init__(
@@ -46,9 +50,12 @@ class Supervisor:
         store: Store,
         decisions: DecisionLog,
         savings: float = 0.0,
+        earlier: EarlierRun | None = None,
     ):
         self._task_id, self._policy, self._runs, self._store = task_id, policy, runs, store
         self._decisions, self._savings = decisions, savings
+        self._earlier = earlier or EarlierRun()
+        self._recorded = set(self._earlier.recorded)
 
     def train(self, executor: Executor, stretches: Sequence[JobRun], reserve: Sequence[JobRun] = ()) -> None:
         """Train every stretch to its end or to its verdict. On return all measurements and adapters are in MLflow.
@@ -68,12 +75,13 @@ class Supervisor:
             ended = [*verdicts, *map(_as_verdict, boundary.failures)]
             revived = [waiting.pop(0) for verdict in ended if verdict.state in DEATHS and waiting]
             by_id |= {stretch.job.job_id: stretch for stretch in revived}
-            following = _advance(session, [*verdicts, *revived])
-            for verdict in ended:
-                self._end(by_id[verdict.job_id].folder, curves[verdict.job_id], verdict)
+            spent = _spent(boundary, by_id, {verdict.job_id for verdict in verdicts})
+            self.decide([*ended, *spent], curves)
             for stretch in revived:
                 self.reopen(stretch, f"revived in place of {_names(ended)}")
-            self._finish_spent(boundary, curves, by_id, {verdict.job_id for verdict in verdicts})
+            following = _advance(session, [*verdicts, *revived])
+            for verdict in (*ended, *spent):
+                self.end(by_id[verdict.job_id].folder, curves[verdict.job_id], verdict)
             self._record_progress(boundary, rows_before, time.monotonic() - started)
             boundary = following
         self._publish_decisions()
@@ -81,28 +89,34 @@ class Supervisor:
     def reopen(self, stretch: JobRun, reason: str) -> None:
         """Record that a job which had ended early goes on."""
         job_id = stretch.job.job_id
-        self._store.reopen_job(self._task_id, job_id)
-        self._runs.set_job_state(job_id, JobState.RUNNING, reason=reason)
+        if job_id in self._earlier.exits or not self._states()[job_id].is_end:
+            return  # an earlier run has done so
         back = Verdict(job_id=job_id, state=JobState.RUNNING, step=stretch.start_step, reason=reason, evidence={})
         self._decisions.add([exit_entry(self._policy.name, back, stretch.budget.total_steps)])
+        self._runs.set_job_state(job_id, JobState.RUNNING, reason=reason)
+        self._runs.flush()
+        self._store.reopen_job(self._task_id, job_id)
         self._store.append_events(self._task_id, [EventDraft(kind="revived", job_id=job_id, text=reason)])
+        self._recorded.discard(job_id)
 
     def apply_gate(
         self, fraction: float, decision: GateDecision, curves: dict[str, Curve], folders: dict[str, Path]
     ) -> None:
         """End the jobs that a gate ended, and record every job's place in it."""
-        self._decisions.add([gate_entry(self._policy.name, fraction, decision)])
+        total_steps = {job_id: curve.total_steps for job_id, curve in curves.items()}
+        self._decisions.add_gate(self._policy.name, fraction, decision, total_steps)
         ranks = {entry.job_id: entry.gate_rank for entry in decision.entries}
         self._store.update_jobs(
             self._task_id,
             [JobUpdate(job_id=job_id, gate_rank=rank) for job_id, rank in ranks.items() if rank is not None],
         )
+        states = self._states()
         for entry in decision.entries:
-            if entry.kept:
+            if entry.kept and not states[entry.job_id].is_end:
                 self._runs.set_job_state(entry.job_id, JobState.RUNNING, reason=entry.reason, gate_rank=entry.gate_rank)
         for verdict in decision.verdicts:
             rank = ranks[verdict.job_id]
-            self._end(folders[verdict.job_id], curves[verdict.job_id], verdict, gate_rank=rank, gate_fraction=fraction)
+            self.end(folders[verdict.job_id], curves[verdict.job_id], verdict, gate_rank=rank)
         self._store.append_events(
             self._task_id,
             [
@@ -112,6 +126,50 @@ class Supervisor:
             ],
         )
         self._publish_decisions()
+
+    def end(self, folder: Path, curve: Curve, verdict: Verdict, *, gate_rank: int | None = None) -> None:
+        """Record a job's end everywhere, once: adapter, state and verdict in MLflow, then state and event in the store.
+
+        The decision log has it already.
+        """
+        if verdict.job_id in self._recorded:
+            return
+        outcome = outcome_of(curve, verdict, gate_rank)
+        adapter = folder / "adapter"
+        if adapter.is_dir():
+            self._runs.log_adapter(verdict.job_id, adapter)
+        self._runs.log_job_summary(outcome)
+        self._runs.set_job_state(
+            verdict.job_id,
+            verdict.state,
+            reason=verdict.reason,
+            gate_rank=gate_rank,
+            extra_tags=verdict_tags(self._policy.name, verdict, curve.total_steps),
+        )
+        self._runs.flush()
+        self._store.update_jobs(
+            self._task_id,
+            [JobUpdate(job_id=verdict.job_id, state=verdict.state, reason=verdict.reason, step=verdict.step)],
+        )
+        self._store.append_events(
+            self._task_id,
+            [
+                EventDraft(
+                    kind="exit",
+                    job_id=verdict.job_id,
+                    text=f"{verdict.state}: {verdict.reason}",
+                    numbers={**verdict.evidence, "step": verdict.step},
+                )
+            ],
+        )
+
+    def decide(self, verdicts: Sequence[Verdict], curves: Mapping[str, Curve]) -> None:
+        """Write decisions down before anything comes of them. One that an earlier run made stands there already."""
+        new = [verdict for verdict in verdicts if verdict.job_id not in self._earlier.exits]
+        self._decisions.add([exit_entry(self._policy.name, v, curves[v.job_id].total_steps) for v in new])
+
+    def _states(self) -> dict[str, JobState]:
+        return {record.job_id: record.state for record in self._store.jobs(self._task_id)}
 
     def _publish_decisions(self) -> None:
         self._runs.log_text(self._decisions.as_json(), ARTIFACT_NAME)
@@ -164,17 +222,20 @@ class Supervisor:
                     val_loss=val_loss.get(job_id),
                 )
                 for job_id, record in last.items()
+                if job_id not in self._recorded
             ],
         )
         self._record_shortages(boundary)
         curves = self._runs.read_curves([*last, *(failure.job_id for failure in boundary.failures)])
-        self._store.update_jobs(self._task_id, [_best_so_far(curve) for curve in curves.values()])
-        self._store.append_events(self._task_id, _evaluation_events(boundary))
+        open_curves = [curve for job_id, curve in curves.items() if job_id not in self._recorded]
+        self._store.update_jobs(self._task_id, [_best_so_far(curve) for curve in open_curves])
+        self._store.append_events(self._task_id, _evaluation_events(boundary, self._earlier))
         return curves
 
     def _record_shortages(self, boundary: Boundary) -> None:
         """Where memory ran out, for the log; a job that had to go waits again."""
-        evicted = {shortage.evicted_job_id for shortage in boundary.shortages} - {None, *boundary.running}
+        evicted = {shortage.evicted_job_id for shortage in boundary.shortages}
+        evicted -= {None, *boundary.running, *self._recorded}
         self._store.update_jobs(
             self._task_id,
             [JobUpdate(job_id=job_id, state=JobState.WAITING) for job_id in sorted(filter(None, evicted))],
@@ -197,65 +258,15 @@ class Supervisor:
         for job_id, curve in curves.items():
             if job_id not in boundary.running:
                 continue
+            if job_id in self._earlier.exits:
+                decided = self._earlier.verdict_at(job_id, curve.last_step)
+                verdicts += [decided] if decided else []
+                continue
             verdict = self._policy.judge(curve)
             spent = bool(curve.train_steps) and curve.train_steps[-1] >= curve.total_steps
             if verdict is not None and not (spent and verdict.state is not JobState.DIVERGING):
                 verdicts.append(verdict)
         return verdicts
-
-    def _finish_spent(
-        self, boundary: Boundary, curves: dict[str, Curve], by_id: dict[str, JobRun], ended: set[str]
-    ) -> None:
-        for evaluation in boundary.evaluations:
-            stretch = by_id[evaluation.job_id]
-            if evaluation.step == stretch.budget.total_steps and evaluation.job_id not in ended:
-                verdict = Verdict(
-                    job_id=evaluation.job_id,
-                    state=JobState.FINISHED,
-                    step=evaluation.step,
-                    reason="budget spent",
-                    evidence={"val_loss": evaluation.val_loss},
-                )
-                self._end(stretch.folder, curves[evaluation.job_id], verdict)
-
-    def _end(
-        self,
-        folder: Path,
-        curve: Curve,
-        verdict: Verdict,
-        *,
-        gate_rank: int | None = None,
-        gate_fraction: float | None = None,
-    ) -> None:
-        """Record a job's end everywhere: adapter, state and verdict in MLflow, state and event in the store."""
-        self._decisions.add([exit_entry(self._policy.name, verdict, curve.total_steps, gate_fraction)])
-        outcome = outcome_of(curve, verdict, gate_rank)
-        adapter = folder / "adapter"
-        if adapter.is_dir():
-            self._runs.log_adapter(verdict.job_id, adapter)
-        self._runs.log_job_summary(outcome)
-        self._runs.set_job_state(
-            verdict.job_id,
-            verdict.state,
-            reason=verdict.reason,
-            gate_rank=gate_rank,
-            extra_tags=verdict_tags(self._policy.name, verdict, curve.total_steps),
-        )
-        self._store.update_jobs(
-            self._task_id,
-            [JobUpdate(job_id=verdict.job_id, state=verdict.state, reason=verdict.reason, step=verdict.step)],
-        )
-        self._store.append_events(
-            self._task_id,
-            [
-                EventDraft(
-                    kind="exit",
-                    job_id=verdict.job_id,
-                    text=f"{verdict.state}: {verdict.reason}",
-                    numbers={**verdict.evidence, "step": verdict.step},
-                )
-            ],
-        )
 
 
 def verdict_tags(policy: str, verdict: Verdict, total_steps: int) -> dict[str, str]:
@@ -297,6 +308,22 @@ def _names(ended: Sequence[Verdict]) -> str:
     return ", ".join(verdict.job_id for verdict in ended if verdict.state in DEATHS)
 
 
+def _spent(boundary: Boundary, by_id: Mapping[str, JobRun], ended: Collection[str]) -> list[Verdict]:
+    """The jobs that have come to the end of their budgets."""
+    return [
+        spent_verdict(evaluation.job_id, evaluation.step, evaluation.val_loss)
+        for evaluation in boundary.evaluations
+        if evaluation.step == by_id[evaluation.job_id].budget.total_steps and evaluation.job_id not in ended
+    ]
+
+
+def spent_verdict(job_id: str, step: int, val_loss: float) -> Verdict:
+    """The end of a job that trained its whole budget."""
+    return Verdict(
+        job_id=job_id, state=JobState.FINISHED, step=step, reason="budget spent", evidence={"val_loss": val_loss}
+    )
+
+
 def _advance(
     session: Generator[Boundary, Sequence[Verdict | JobRun], None], answers: Sequence[Verdict | JobRun]
 ) -> Boundary | None:
@@ -316,7 +343,7 @@ def _best_so_far(curve: Curve) -> JobUpdate:
     return JobUpdate(job_id=curve.job_id, best_step=best_step, best_val_loss=best)
 
 
-def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
+def _evaluation_events(boundary: Boundary, earlier: EarlierRun) -> list[EventDraft]:
     last = {record.job_id: record for record in boundary.steps}
     return [
         EventDraft(
@@ -331,4 +358,5 @@ def _evaluation_events(boundary: Boundary) -> list[EventDraft]:
             },
         )
         for evaluation in boundary.evaluations
+        if evaluation.step > earlier.evaluated.get(evaluation.job_id, 0)
     ]

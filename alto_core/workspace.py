@@ -16,6 +16,7 @@ from typing import Any
 
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask
+from alto_core.cuts import CutLog
 from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data
 from alto_core.data.tokenizer import load_model_tokenizer
@@ -32,6 +33,7 @@ from alto_core.executor import JobRun
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
 from alto_core.store import EventDraft, JobRecord, JobUpdate, Store
+from alto_core.task_lock import times_held
 from alto_core.tracking import TaskRuns, Tracker
 
 
@@ -109,6 +111,19 @@ class Workspace:
         self.store.set_task_fields(self.task_id, result=dataclasses.replace(self.result, **fields).to_dict())
 
     @property
+    def was_begun(self) -> bool:
+        """Whether an earlier run was at work on it, so that something may be written down already."""
+        return times_held(self.folder) > 1
+
+    @cached_property
+    def cuts(self) -> CutLog:
+        return CutLog(self.folder / "cuts")
+
+    def states_of(self, job_id: str) -> Path:
+        """Folder of a job's training states."""
+        return self.job_folder(job_id) / "state"
+
+    @property
     def report_file(self) -> Path:
         return self.folder / "report.html"
 
@@ -138,9 +153,11 @@ class Workspace:
         return max((int(marker.parent.name.removeprefix("step-")) for marker in markers), default=0)
 
     def rewind(self) -> None:
-        """Set every open job to the step of its newest saved state: what it trained after that is lost with its run."""
+        """Set every open job to where it goes on: what it trained after that is lost with its run."""
+        cut = self.cuts.newest_readable()
+        steps = cut.steps if cut else {}
         updates = [
-            JobUpdate(job_id=job_id, state=JobState.WAITING, step=self.checkpoint_step(job_id))
+            JobUpdate(job_id=job_id, state=JobState.WAITING, step=steps.get(job_id, self.checkpoint_step(job_id)))
             for job_id, record in self.records().items()
             if not record.state.is_end
         ]
@@ -160,27 +177,26 @@ class Workspace:
     def stretches(self, job_ids: Sequence[str], *, until: float) -> tuple[JobRun, ...]:
         """What the executor trains next: each job from where it stands to a share of its own budget."""
         records = self.records()
-        runs = []
-        for job_id in job_ids:
-            budget = self.budgets[job_id]
-            target = budget.step_at(until)
-            if target > records[job_id].step:
-                runs.append(
-                    JobRun(
-                        job=self.jobs[job_id],
-                        budget=budget,
-                        folder=self.job_folder(job_id),
-                        start_step=records[job_id].step,
-                        target_step=target,
-                        init_adapter=Path(self.task.init_adapter) if self.task.init_adapter else None,
-                    )
-                )
-        return tuple(runs)
+        runs = (self.stretch(job_id, start_step=records[job_id].step, until=until) for job_id in job_ids)
+        return tuple(run for run in runs if run.target_step > run.start_step)
+
+    def stretch(self, job_id: str, *, start_step: int, until: float, rank_start: int | None = None) -> JobRun:
+        """One job's training from a step to a share of its budget."""
+        budget = self.budgets[job_id]
+        return JobRun(
+            job=self.jobs[job_id],
+            budget=budget,
+            folder=self.job_folder(job_id),
+            start_step=start_step,
+            target_step=budget.step_at(until),
+            init_adapter=Path(self.task.init_adapter) if self.task.init_adapter else None,
+            rank_start=rank_start,
+        )
 
     @contextmanager
     def tracked(self) -> Iterator[TaskRuns]:
         """The task's MLflow runs. When the block ends everything logged is written, and its cost is recorded."""
-        runs = Tracker(self.settings).task_runs(self.task_id)
+        runs = Tracker(self.settings).task_runs(self.task_id, was_begun=self.was_begun)
         try:
             yield runs
         finally:

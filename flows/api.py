@@ -13,6 +13,7 @@ from __future__ import annotations
 # flows.tune prepares the environment that libraries read when they are imported, so it comes first
 # isort: off
 from flows.tune import TuneResult, leaderboard, tune, tune_result
+from flows.resume import resume
 from alto_core.config import load_task, parse_task
 from alto_core.preparation import plan_task
 from alto_core.report import build_report
@@ -29,6 +30,7 @@ __all__ = [
     "load_task",
     "parse_task",
     "plan_task",
+    "resume",
     "tune",
     "tune_result",
 ]

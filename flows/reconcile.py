@@ -35,7 +35,7 @@ def take_back() -> tuple[Finding, ...]:
     findings = recover(settings, ended_flow_runs=_ended(run_ids))
     for finding in findings:
         if finding.flow_run_id is not None:
-            _mark_crashed(finding.flow_run_id, finding.text)
+            mark_crashed(finding.flow_run_id, finding.text)
     return findings
 
 
@@ -48,7 +48,7 @@ def _ended(run_ids: list[str]) -> dict[str, str]:
     return {str(run.id): run.state.name for run in runs if run.state is not None and run.state.is_final()}
 
 
-def _mark_crashed(run_id: str, why: str) -> None:
+def mark_crashed(run_id: str, why: str) -> None:
     """A flow run that died without a word stays Running in Prefect for ever unless it is told."""
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(UUID(run_id))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,11 @@ prepare_environment(load_settings())  # before torch, Prefect and MLflow read it
 
 import pandas as pd
 from prefect import State, flow
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
-from alto_core.cluster.lease import held_gpus
+from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus
 from alto_core.config import TuningTask, load_task
 from alto_core.domain import Score, TaskState
 from alto_core.errors import StoreError
@@ -29,6 +30,7 @@ from alto_core.report import count_samples, job_rows, leaderboard_table
 from alto_core.result import RegisteredVersion
 from alto_core.store import Store
 from alto_core.workspace import Workspace
+from flows.reconcile import mark_crashed
 from tasks.continue_training import continue_training
 from tasks.evaluate import evaluate
 from tasks.gate import gate
@@ -55,14 +57,15 @@ def tune_queued(task_id: str, attempt: int) -> str | State[str]:
     """
     try:
         with held_gpus(task_id, attempt, load_settings()):
-            return _through_the_stages(task_id)
+            return _through_the_stages(task_id, patience_seconds=EXIT_PATIENCE_SECONDS)
     except TaskStopped as stopped:
         return Cancelled(message=str(stopped))
 
 
-def _through_the_stages(task_id: str) -> str | State[str]:
+def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str | State[str]:
     try:
-        with running(task_id) as workspace:
+        with running(task_id, patience_seconds=patience_seconds) as workspace:
+            _close_dead_run(workspace.store.task(task_id).flow_run_id)
             workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)
             revision = workspace.revision
             num_slots = profile(task_id, revision)
@@ -77,9 +80,16 @@ def _through_the_stages(task_id: str) -> str | State[str]:
     return registered
 
 
+def _close_dead_run(flow_run_id: str | None) -> None:
+    """A run that was killed stays Running in Prefect until it is told that its task goes on in another one."""
+    if flow_run_id not in (None, str(flow_run.id)):
+        with contextlib.suppress(ObjectNotFound):  # it was another server's
+            mark_crashed(flow_run_id, f"its process is gone; the task goes on in flow run {flow_run.id}")
+
+
 @flow(name="tune file", flow_run_name="tune {task_file}")
 def tune_file(task_file: str) -> str:
-    """Check a task file, create its task and tune it: what the deployment `tune` runs.
+    """Check a task file, create its task and tune it: what the deployment `tune` runs. A retry goes on with the task.
 
     Args:
         task_file: path on the machine of the worker.
@@ -87,8 +97,24 @@ def tune_file(task_file: str) -> str:
     Returns:
         `name/version` of the registered adapter.
     """
-    result = tune(load_task(task_file))
+    store = Store(load_settings())
+    note = load_settings().home / "flow-runs" / str(flow_run.id)
+    if note.is_file() and store.has_task(note.read_text(encoding="utf-8")):
+        result = _finished(note.read_text(encoding="utf-8"))
+    else:
+        task = load_task(task_file)
+        task_id = store.new_task_id(task.name)
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(task_id, encoding="utf-8")
+        result = tune(task, task_id=task_id, task_file=Path(task_file))
     return f"{result.registered.name}/{result.registered.version}"
+
+
+def _finished(task_id: str) -> TuneResult:
+    from flows.resume import resume  # which imports this module
+
+    state = Store(load_settings()).task(task_id).state
+    return tune_result(task_id) if state is TaskState.FINISHED else resume(task_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +139,13 @@ class TuneResult:
     """Share of the wall time spent waiting for MLflow."""
 
 
-def tune(task: TuningTask, *, task_id: str | None = None) -> TuneResult:
+def tune(task: TuningTask, *, task_id: str | None = None, task_file: Path | None = None) -> TuneResult:
     """Check, create and tune a task in this process; returns when it has ended.
 
     Args:
         task: the task, for example from `load_task`.
         task_id: an id from `Store.new_task_id`; a new one when None.
+        task_file: that it was read from; `resume` looks whether it still says the same.
 
     Raises:
         AltoError: the task, its data or its model cannot be used, or no adapter came out.
@@ -127,7 +154,7 @@ def tune(task: TuningTask, *, task_id: str | None = None) -> TuneResult:
     settings = load_settings()
     plan = plan_task(task)
     task_id = task_id or Store(settings).new_task_id(task.name)
-    create_task(plan, task_id, settings)
+    create_task(plan, task_id, settings, task_file=task_file)
     try:
         tune_task(task_id)
     except CancelledRun:

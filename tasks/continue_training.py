@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alto_core.domain import Stage
-from alto_core.training import decide_gate, train_until
+from alto_core.training import decide_gate, is_decided, train_until
 from alto_core.workspace import Workspace
 from tasks.stage import stage
 
@@ -14,7 +14,7 @@ def continue_training(task_id: str, revision: str, num_slots: int) -> None:
     workspace = Workspace.open(task_id)
     workspace.begin(Stage.CONTINUE)
     for rung in workspace.policy.rungs(workspace.task.budget.gate_warmup_fraction):
-        if len(workspace.alive()) > 1:
+        if is_decided(workspace, rung) or len(workspace.alive()) > 1:
             train_until(workspace, rung, num_slots=num_slots)
             decide_gate(workspace, rung)
     train_until(workspace, 1.0, num_slots=num_slots)

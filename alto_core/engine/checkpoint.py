@@ -2,9 +2,10 @@
 
     FOLDER/step-00000012/   params, exp_avg, exp_avg_sq, best (safetensors), state.json, last the marker complete.json
 
-The marker holds a checksum of every other file. The two newest states are kept; `load_checkpoint` takes the newest
-whole one and says so when a newer one is damaged. Nothing is pickled. Dropout and row order are functions of the step,
-so no random state is needed.
+The marker holds a checksum of every other file. The newest states are kept; `load_checkpoint` takes the newest whole
+one and says so when a newer one is damaged. Nothing is pickled. Row order, learning rate and dropout are functions of
+the step, and the detectors' counts are read off the curve, so the step stands for data cursor, schedule and all random
+states.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,32 +38,77 @@ NUM_KEPT = 2
 logger = logging.getLogger(__name__)
 
 
-def save_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path) -> None:
-    """Write a job's state under `folder`. A state still being written never counts, and takes no older one's place."""
-    with whole_folder(folder / f"step-{active.step:08d}") as target:
-        for name, buffer_rW in _buffers(active).items():
-            save_file(_tensors(slots, buffer_rW, active.layers), target / f"{name}.safetensors")
-        state = {
-            "format": FORMAT,
-            "job": dataclasses.asdict(active.job),
-            "step": active.step,
-            "best_step": active.best_step,
-            "best_val_loss": active.best_val_loss,
-        }
-        (target / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-        checksums = {path.name: _checksum(path) for path in sorted(target.iterdir())}
-        (target / MARKER).write_text(json.dumps({"sha256": checksums}, indent=1), encoding="utf-8")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JobSnapshot:
+    """A job's training state at one step, copied to host memory: what comes after does not change it."""
+
+    job: LoraJob
+    step: int
+    best_step: int | None
+    best_val_loss: float | None
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """Of each file, by layer and side."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors; what writing it takes on disk, but for a few kB."""
+        return sum(tensor.nbytes for named in self.tensors.values() for tensor in named.values())
+
+
+def take_snapshot(active: ActiveJob, slots: AdapterSlots) -> JobSnapshot:
+    """Copy a job's state to the host. The only part of a checkpoint that training waits for."""
+    return JobSnapshot(
+        job=active.job,
+        step=active.step,
+        best_step=active.best_step,
+        best_val_loss=active.best_val_loss,
+        tensors={name: _tensors(slots, buffer_rW, active.layers) for name, buffer_rW in _buffers(active).items()},
+    )
+
+
+def write_snapshot(snapshot: JobSnapshot, folder: Path, *, keep_from: int | None = None) -> None:
+    """Write a state under `folder`. A state still being written never counts, and takes no older one's place.
+
+    Args:
+        snapshot: what to write.
+        folder: the job's states.
+        keep_from: states of this step and later stay, besides the two newest; None: the two newest alone.
+
+    Raises:
+        EngineError: it could not be written, for example because the disk is full; older states are as they were.
+    """
+    target = folder / f"step-{snapshot.step:08d}"
+    try:
+        with whole_folder(target) as temporary:
+            _write_files(snapshot, temporary)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(
+            f"checkpoint {target}: {snapshot.num_bytes} bytes could not be written ({error}), {_free_bytes(folder)} "
+            "are free there. The states before it are as they were. Make room, then resume the task."
+        ) from error
+    prune(folder, keep_from=keep_from)
+
+
+def prune(folder: Path, *, keep_from: int | None = None) -> None:
+    """Remove states but the two newest, and those of the step `keep_from` and later."""
     for old in _states(folder)[NUM_KEPT:]:
-        shutil.rmtree(old)
+        if keep_from is None or _step(old) < keep_from:
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path) -> None:
+def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path, *, step: int | None = None) -> None:
     """Fill a fresh job from the newest whole state under `folder`.
+
+    Args:
+        active: the job.
+        slots: its buffers.
+        folder: its states.
+        step: take no state that is newer; None: any.
 
     Raises:
         EngineError: there is no whole state, it is another job's, or a tensor is missing, too many, or misshapen.
     """
-    state_folder = _newest_whole(folder)
+    state_folder = _newest_whole(folder, step)
     state = json.loads((state_folder / "state.json").read_text(encoding="utf-8"))
     _check_job(state, active.job, state_folder)
     active.step, active.best_step, active.best_val_loss = state["step"], state["best_step"], state["best_val_loss"]
@@ -72,6 +120,13 @@ def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path) -> Non
     active.block.publish()
 
 
+def fault_of_state(folder: Path, step: int) -> str | None:
+    """What is wrong with the state of a step under `folder`, its path included; None when it is there and whole."""
+    state_folder = folder / f"step-{step:08d}"
+    fault = _fault(state_folder)
+    return fault and f"{state_folder}: {fault}"
+
+
 def _buffers(active: ActiveJob) -> dict[str, Tensor]:
     block = active.block
     buffers = {"params": block.params_rW, "exp_avg": block.exp_avg_rW, "exp_avg_sq": block.exp_avg_sq_rW}
@@ -79,11 +134,27 @@ def _buffers(active: ActiveJob) -> dict[str, Tensor]:
 
 
 def _tensors(slots: AdapterSlots, buffer_rW: Tensor, layers: Sequence[LinearLayer]) -> dict[str, Tensor]:
-    """By layer and side, so that an engine with other adapted layers can read it. B stays transposed, as in memory."""
+    """A copy, by layer and side: an engine with other adapted layers can read it. B stays transposed, as in memory."""
     named = {}
-    for layer, a_rI, b_rO in slots.by_layer(buffer_rW.cpu(), layers):
-        named[f"{layer.name}.lora_A"], named[f"{layer.name}.lora_B"] = a_rI.contiguous(), b_rO.contiguous()
+    for layer, a_rI, b_rO in slots.by_layer(buffer_rW.to("cpu", copy=True), layers):
+        named[f"{layer.name}.lora_A"], named[f"{layer.name}.lora_B"] = a_rI, b_rO
     return named
+
+
+def _write_files(snapshot: JobSnapshot, target: Path) -> None:
+    for name, tensors in snapshot.tensors.items():
+        contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
+        save_file(contiguous, target / f"{name}.safetensors")
+    state = {
+        "format": FORMAT,
+        "job": dataclasses.asdict(snapshot.job),
+        "step": snapshot.step,
+        "best_step": snapshot.best_step,
+        "best_val_loss": snapshot.best_val_loss,
+    }
+    (target / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    checksums = {path.name: _checksum(path) for path in sorted(target.iterdir())}
+    (target / MARKER).write_text(json.dumps({"sha256": checksums}, indent=1), encoding="utf-8")
 
 
 def _fill(
@@ -123,8 +194,12 @@ def _states(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"), reverse=True)
 
 
-def _newest_whole(folder: Path) -> Path:
-    states = _states(folder)
+def _step(state_folder: Path) -> int:
+    return int(state_folder.name.removeprefix("step-"))
+
+
+def _newest_whole(folder: Path, step: int | None) -> Path:
+    states = [state for state in _states(folder) if step is None or _step(state) <= step]
     for state_folder in states:
         fault = _fault(state_folder)
         if fault is None:
@@ -153,3 +228,8 @@ def _fault(state_folder: Path) -> str | None:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _free_bytes(folder: Path) -> int:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).free

@@ -14,7 +14,7 @@ from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
 from alto_core.engine.activation_checkpointing import Recomputed, keep_activations, recompute
 from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.backbone import Backbone
-from alto_core.engine.checkpoint import load_checkpoint, save_checkpoint
+from alto_core.engine.checkpoint import JobSnapshot, load_checkpoint, take_snapshot, write_snapshot
 from alto_core.engine.export import export_adapter, read_adapter
 from alto_core.engine.generation import generate
 from alto_core.engine.initialization import initial_a
@@ -150,16 +150,24 @@ class Engine:
         """Whether a slot and enough neighbouring rank rows are free."""
         return job.lora_rank <= self._max_lora_rank and self._slots.find(job.lora_rank) is not None
 
-    def admit(self, job: LoraJob, budget: JobBudget, *, init_adapter: Path | None = None) -> None:
+    def admit(
+        self, job: LoraJob, budget: JobBudget, *, init_adapter: Path | None = None, rank_start: int | None = None
+    ) -> None:
         """Give a job a slot and its initial adapter: PEFT's initialization, or the function of an existing adapter.
 
         A start adapter of another alpha is rescaled, so that the job begins with the same outputs.
+
+        Args:
+            job: to be trained.
+            budget: of the job.
+            init_adapter: PEFT folder to start from.
+            rank_start: first of its rank rows; None: of the first gap. See `rank_start`.
 
         Raises:
             EngineError: the job is here already, or does not fit.
             ModelError: a layer of the job is not among the engine's, or `init_adapter` does not fit the job.
         """
-        active = self._place(job, budget)
+        active = self._place(job, budget, rank_start)
         try:
             if init_adapter is None:
                 for layer, a_rI, _ in self._slots.by_layer(active.block.params_rW, active.layers):
@@ -173,18 +181,31 @@ class Engine:
             self.evict(job.job_id)
             raise
 
-    def restore(self, job: LoraJob, budget: JobBudget, folder: Path) -> None:
+    def restore(
+        self, job: LoraJob, budget: JobBudget, folder: Path, *, step: int | None = None, rank_start: int | None = None
+    ) -> int:
         """Give a job a slot and the state that `save` wrote. It goes on bit for bit as if it had never stopped.
+
+        Args:
+            job: whose state it is.
+            budget: of the job.
+            folder: its states.
+            step: take no newer state; None: the newest.
+            rank_start: first of its rank rows; None: of the first gap.
+
+        Returns:
+            The step of the state: an older one than asked for, where that is damaged.
 
         Raises:
             EngineError: the job is here already or does not fit, or the state is damaged, incomplete, or another job's.
         """
-        active = self._place(job, budget)
+        active = self._place(job, budget, rank_start)
         try:
-            load_checkpoint(active, self._slots, folder)
+            load_checkpoint(active, self._slots, folder, step=step)
         except BaseException:
             self.evict(job.job_id)
             raise
+        return active.step
 
     def load_adapter(self, job: LoraJob, folder: Path) -> None:
         """Give an exported adapter a slot, for evaluation and generation only.
@@ -205,9 +226,21 @@ class Engine:
             self.evict(job.job_id)
             raise
 
+    def snapshot(self, job_id: str) -> JobSnapshot:
+        """A copy of a job's whole state in host memory, for `write_snapshot`."""
+        return take_snapshot(self._of(job_id), self._slots)
+
     def save(self, job_id: str, folder: Path) -> None:
         """Write a job's whole state under `folder`; the two newest states are kept."""
-        save_checkpoint(self._of(job_id), self._slots, folder)
+        write_snapshot(self.snapshot(job_id), folder)
+
+    def rank_start(self, job_id: str) -> int:
+        """First rank row of a job. Which gaps lie between jobs decides which others fit."""
+        return self._of(job_id).block.rank_start
+
+    def has_best(self, job_id: str) -> bool:
+        """Whether an adapter was set aside by `keep_best`."""
+        return self._of(job_id).best_step is not None
 
     def evict(self, job_id: str) -> None:
         """End a job's stay. Its rank rows are zeroed and free."""
@@ -294,7 +327,7 @@ class Engine:
             raise EngineError(f"job {job_id!r} holds no slot; those that do: {', '.join(self._active) or 'none'}.")
         return self._active[job_id]
 
-    def _place(self, job: LoraJob, budget: JobBudget | None) -> ActiveJob:
+    def _place(self, job: LoraJob, budget: JobBudget | None, rank_start: int | None = None) -> ActiveJob:
         if job.job_id in self._active:
             raise EngineError(f"job {job.job_id} holds a slot already.")
         layers = select_layers(self._backbone.layers, job.target_modules)
@@ -308,6 +341,6 @@ class Engine:
             raise EngineError(
                 f"job {job.job_id} of rank {job.lora_rank} does not fit. Evict another, or make the engine larger."
             )
-        active = ActiveJob(job=job, budget=budget, block=self._slots.take(job.lora_rank), layers=layers)
+        active = ActiveJob(job=job, budget=budget, block=self._slots.take(job.lora_rank, rank_start), layers=layers)
         self._active[job.job_id] = active
         return active

@@ -124,10 +124,11 @@ class AdapterSlots:
             start = taken_start + block.lora_rank
         return start if self.rank_rows - start >= lora_rank else None
 
-    def take(self, lora_rank: int) -> SlotBlock:
-        """Take rank rows for one job; `find` said that they fit. They hold zeros."""
-        start = self.find(lora_rank)
+    def take(self, lora_rank: int, rank_start: int | None = None) -> SlotBlock:
+        """Take rank rows for one job, from this one on or where `find` says; they must be free. They hold zeros."""
+        start = self.find(lora_rank) if rank_start is None else rank_start
         assert start is not None, "ask `find` first"
+        assert all(s + b.lora_rank <= start or start + lora_rank <= s for s, b in self._taken.items()), "taken"
         rows = slice(start, start + lora_rank)
         taken_slots = {block.slot for block in self._taken.values()}
         block = SlotBlock(

@@ -14,6 +14,7 @@ from alto_core.data.rows import SplitData, TaskData
 from alto_core.domain import RowLosses, Score
 from alto_core.engine.engine import UNTUNED, Engine
 from alto_core.engine.sampling import Sampling
+from alto_core.errors import TaskFileError
 from alto_core.evaluation.intervals import loss_standard_error, mean_interval
 from alto_core.evaluation.metrics import text_metric
 from alto_core.evaluation.multiple_choice import choice_rows, chosen
@@ -46,6 +47,8 @@ class SplitResult:
     """The metric of each row that has a prompt; empty without a metric."""
     answers: tuple[str, ...] = ()
     """To each row that has a prompt; empty where nothing was asked."""
+    metric_fault: str = ""
+    """Why there are no row scores: the user's own metric failed on one of these answers."""
 
     def score(self) -> Score:
         """The numbers over all rows."""
@@ -79,17 +82,28 @@ def evaluate_adapters(
         codec: of the model's tokenizer.
 
     Returns:
-        One result per id, in the order given.
+        One result per id, in the order given. Where the user's own metric fails on the answers of one adapter, that one
+        has no scores; the others have theirs.
+
+    Raises:
+        TaskFileError: the metric fails on the answers of every adapter.
     """
     names = [job_id or UNTUNED for job_id in job_ids]
     losses = engine.evaluate(names, split.rows, max_tokens=MAX_EVAL_TOKENS)
     answers: list[tuple[str, ...]] = [()] * len(job_ids)
     scores: list[tuple[float, ...]] = [()] * len(job_ids)
+    faults: list[TaskFileError | None] = [None] * len(job_ids)
     metric = text_metric(evaluation)
     references = [row.reference for row in split.generation_rows]
     if metric is not None:
         answers = generate_answers(engine, data, split, job_ids, evaluation=evaluation, codec=codec)
-        scores = [tuple(map(metric.score, given, references)) for given in answers]
+        for index, given in enumerate(answers):
+            try:
+                scores[index] = tuple(map(metric.score, given, references))
+            except TaskFileError as fault:
+                faults[index] = fault
+        if faults and all(faults) and faults[0]:
+            raise faults[0]
     elif evaluation.metric == "multiple_choice":
         answers = _choose(engine, split, names, evaluation.choices or (), codec)
         wanted = [reference.strip() for reference in references]
@@ -102,8 +116,9 @@ def evaluate_adapters(
             metric=evaluation.metric,
             row_scores=of_rows,
             answers=given,
+            metric_fault=str(fault or ""),
         )
-        for job_id, name, of_rows, given in zip(job_ids, names, scores, answers, strict=True)
+        for job_id, name, of_rows, given, fault in zip(job_ids, names, scores, answers, faults, strict=True)
     )
 
 
@@ -145,7 +160,7 @@ def write_answers(results: Sequence[SplitResult], split: SplitData, file: Path) 
         "origin": [row.origin for result in results for row, _ in zip(rows, result.answers, strict=False)],
         "reference": [row.reference for result in results for row, _ in zip(rows, result.answers, strict=False)],
         "answer": [answer for result in results for answer in result.answers],
-        "score": [score for result in results for score in result.row_scores],
+        "score": [score for result in results for score in result.row_scores or [None] * len(result.answers)],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), file, compression="zstd")

@@ -31,8 +31,15 @@ class UserFunction:
         self._path, self._function = path, _load(path)
 
     def score(self, answer: str, reference: str) -> float:
-        """Raises TaskFileError where the function gives anything else than a number in [0, 1]."""
-        value = self._function(answer, reference)
+        """Raises TaskFileError where the function raises, or gives anything else than a number in [0, 1]."""
+        try:
+            value = self._function(answer, reference)
+        except Exception as error:  # whatever a person's own code raises
+            raise TaskFileError(
+                "evaluation.function",
+                got=f"{type(error).__name__}: {error} from {self._path} for the answer {answer[:80]!r}",
+                expected="a number from 0 to 1",
+            ) from error
         if not isinstance(value, int | float) or not 0 <= value <= 1:
             raise TaskFileError(
                 "evaluation.function",

@@ -187,6 +187,11 @@ class Store:
         with self._database.reading() as session:
             return tuple(task_record(row) for row in session.exec(query))
 
+    def has_task(self, task_id: str) -> bool:
+        """Whether there is a task of this id."""
+        with self._database.reading() as session:
+            return session.get(TaskRow, task_id) is not None
+
     def task(self, task_id: str) -> TaskRecord:
         """One task.
 

@@ -68,8 +68,12 @@ class Tracker:
         return self.task_runs(task_id)
 
     @timed
-    def task_runs(self, task_id: str) -> TaskRuns:
+    def task_runs(self, task_id: str, *, was_begun: bool = False) -> TaskRuns:
         """The runs of a task that was opened before, by this process or another.
+
+        Args:
+            task_id: the task.
+            was_begun: an earlier run logged to it and may have died; what is there already is not logged again.
 
         Raises:
             TrackingError: there is no such task, or one of its runs was deleted.
@@ -93,6 +97,7 @@ class Tracker:
             parent_run_id=parents[0].info.run_id,
             jobs=jobs,
             ema_alpha=float(parents[0].data.params["ema_alpha"]),
+            was_begun=was_begun,
         )
 
     @property

@@ -54,7 +54,11 @@ class RowLossArchive:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 local = self._connection.call(f"read {path}", self._download, path, folder)
-                for job_id, step, losses in _evaluations(pq.read_table(local)):
+                try:
+                    table = pq.read_table(local)
+                except pa.ArrowInvalid:
+                    continue  # still being written, or its writer was killed; the evaluations will be in a later one
+                for job_id, step, losses in _evaluations(table):
                     self._losses.setdefault(job_id, {})[step] = losses
             self._read.add(path)
         return self._losses

@@ -35,6 +35,7 @@ from alto_core.tracking.description import (
 from alto_core.tracking.history import HistoryReader
 from alto_core.tracking.names import clean_name
 from alto_core.tracking.packaging import ServingFacts
+from alto_core.tracking.points_there import PointsThere
 from alto_core.tracking.registry import RegisteredAdapter, Registry
 from alto_core.tracking.rows import RowLossArchive
 from alto_core.tracking.series import VAL_LOSS, CurveCache
@@ -60,6 +61,7 @@ class TaskRuns:
         parent_run_id: str,
         jobs: Sequence[JobRun],
         ema_alpha: float,
+        was_begun: bool = False,
     ):
         self.task_id = task_id
         self.experiment_id = experiment_id
@@ -71,6 +73,7 @@ class TaskRuns:
         self._rows = RowLossArchive(connection, parent_run_id)
         self._curves = CurveCache(HistoryReader(connection))
         self._sums = RunningSums(HistoryReader(connection), ema_alpha)
+        self._there = PointsThere(HistoryReader(connection), self._writer.flush) if was_begun else None
 
     @property
     def job_run_ids(self) -> Mapping[str, str]:
@@ -99,20 +102,22 @@ class TaskRuns:
             metrics = self._sums.metrics(records, run_ids, self._writer.flush)
             for record in records:
                 self._curves.note_step(record.job_id, record.step)
-            for job_id, of_job in metrics.items():
-                self._writer.add(run_ids[job_id], metrics=of_job)
+            self._add_metrics({run_ids[job_id]: of_job for job_id, of_job in metrics.items()})
 
     @timed
     def log_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
         """Log the evaluations of one boundary: validation losses, and all row losses as one artifact of the parent."""
         now = now_ms()
+        metrics: dict[str, list[Metric]] = {}
         for evaluation in evaluations:
             run_id = self._job(evaluation.job_id).run_id
             with self._lock:
                 self._curves.note_evaluation(evaluation.job_id, evaluation.step)
-            self._writer.add(run_id, metrics=[Metric(VAL_LOSS, evaluation.val_loss, now, evaluation.step)])
-        if evaluations:
-            kept = tuple(evaluations)
+            metrics.setdefault(run_id, []).append(Metric(VAL_LOSS, evaluation.val_loss, now, evaluation.step))
+        self._add_metrics(metrics)
+        there = self._rows.read() if self._there is not None and evaluations else {}
+        kept = tuple(e for e in evaluations if e.step not in there.get(e.job_id, ()))
+        if kept:
             self._writer.add_operation("log the row losses", lambda: self._rows.write(kept))
 
     @timed
@@ -169,6 +174,23 @@ class TaskRuns:
             self._writer.add_operation(
                 f"open the run of job {job_id} again", lambda: client.update_run(run_id, status="RUNNING")
             )
+
+    @timed
+    def open_again(self, job_ids: Sequence[str]) -> None:
+        """Open the task's run, and those of jobs, that ended with a run of the task that failed or was cancelled.
+
+        Raises:
+            TrackingError: MLflow did not take it.
+        """
+        client = self._connection.client
+        for job_id in job_ids:
+            if self._job(job_id).state.is_end:
+                self.set_job_state(job_id, JobState.WAITING)
+        self._writer.add(self.parent_run_id, tags=as_tags({STATE: TaskState.RUNNING.value, REASON: ""}))
+        self._writer.add_operation(
+            "open the run of the task again", lambda: client.update_run(self.parent_run_id, status="RUNNING")
+        )
+        self._writer.flush()
 
     @timed
     def log_job_summary(self, outcome: JobOutcome) -> None:
@@ -310,9 +332,14 @@ class TaskRuns:
 
     def _log_values(self, run_id: str, values: Mapping[str, float], step: int) -> None:
         now = now_ms()
-        self._writer.add(
-            run_id, metrics=[Metric(clean_name(key), float(value), now, step) for key, value in values.items()]
-        )
+        self._add_metrics({run_id: [Metric(clean_name(key), float(v), now, step) for key, v in values.items()]})
+
+    def _add_metrics(self, metrics: Mapping[str, Sequence[Metric]]) -> None:
+        """Send metrics by run; a point that an earlier run of the task has logged stays as it is."""
+        with self._lock:
+            new = metrics if self._there is None else self._there.without(metrics)
+        for run_id, of_run in new.items():
+            self._writer.add(run_id, metrics=of_run)
 
     def _job(self, job_id: str) -> JobRun:
         if job_id not in self._jobs:

@@ -94,6 +94,23 @@ def tune(
 
 
 @app.command()
+def resume(
+    ctx: typer.Context,
+    task: TaskId,
+    as_recorded: Annotated[
+        bool, typer.Option("--as-recorded", help="Do not look whether the task file and its files have changed.")
+    ] = False,
+    as_json: Json = False,
+    plain: Annotated[bool, typer.Option("--plain", help="One line per event, as when output is no terminal.")] = False,
+) -> None:
+    """Let a task that was killed, failed or was cancelled go on from its last checkpoint."""
+    from flows.cli.resume import run_resume
+
+    ctx.meta[JSON_REQUESTED] = as_json
+    run_resume(task, as_recorded=as_recorded, as_json=as_json, plain=plain)
+
+
+@app.command()
 def validate(ctx: typer.Context, file: TaskFile, as_json: Json = False) -> None:
     """Check a task file with its data and its model, without training, and say what it means."""
     from flows.cli.validate import run_validate

@@ -63,8 +63,10 @@ def outcome_object(view: TaskView, settings: Settings) -> dict[str, Any]:
 
 
 def next_commands(view: TaskView) -> list[tuple[str, str]]:
-    """The two commands that a user would want now."""
+    """The commands that a user would want now."""
+    again = [(f"alto resume {view.task_id}", "go on from the last checkpoint")]
     return [
+        *(again if view.state in (TaskState.FAILED, TaskState.CANCELLED) else []),
         (f"alto report {view.task_id}", "one HTML file with all curves, the gate and the savings"),
         ("alto ui", "MLflow and Prefect in the browser"),
     ]

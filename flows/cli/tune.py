@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -19,7 +19,7 @@ from rich.live import Live
 
 from alto_core.config import load_task
 from alto_core.domain import TaskState
-from alto_core.errors import AltoError, StoreError
+from alto_core.errors import AltoError
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
@@ -46,25 +46,40 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
     if not cuda_graph:
         # The stages read their settings themselves.
         os.environ["ALTO_CUDA_GRAPH"] = "0"
-    settings = load_settings()
-    prepare_environment(settings)
-    # Prefect's and MLflow's own log lines would tear the display apart
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    settings = quiet_settings()
     task = load_task(file)
     store = Store(settings)
     task_id = store.new_task_id(task.name)
+
+    def run() -> None:
+        from flows.tune import tune
+
+        with _ended(store, task_id):
+            tune(task, task_id=task_id, task_file=file)
+
+    run_shown(run, Watcher(store, task_id), settings, as_json=as_json, plain=plain)
+
+
+def quiet_settings() -> Settings:
+    """Settings, and an environment in which libraries keep quiet: their log lines would tear the display apart."""
+    settings = load_settings()
+    prepare_environment(settings)
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    return settings
+
+
+def run_shown(run: Callable[[], None], watcher: Watcher, settings: Settings, *, as_json: bool, plain: bool) -> None:
+    """Run a task in this thread and show it meanwhile. Ctrl-C and SIGTERM become exit code 130."""
     with stdout_for(as_json) as stream, sigterm_as_ctrl_c():
         display = make_display(settings, stream, as_json=as_json, plain=plain)
         try:
-            with _watched(Watcher(store, task_id), display), _ended(store, task_id):
-                from flows.tune import tune
-
-                tune(task, task_id=task_id)
+            with _watched(watcher, display):
+                run()
         except KeyboardInterrupt:
             raise typer.Exit(CANCELLED_EXIT_CODE) from None
         except AltoError as error:
-            if not as_json or not _has_record(store, task_id):
+            if not as_json or not watcher.store.has_task(watcher.task_id):
                 raise
             # the result object, which tells of the failure, stays the last thing on stdout
             print(f"alto: {error}", file=sys.stderr)
@@ -165,14 +180,6 @@ def _ended(store: Store, task_id: str) -> Iterator[None]:
     except BaseException as error:
         state = TaskState.FAILED if isinstance(error, Exception) else TaskState.CANCELLED
         message = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "cancelled before it began"
-        if _has_record(store, task_id) and not store.task(task_id).state.is_end:
+        if store.has_task(task_id) and not store.task(task_id).state.is_end:
             store.end_task(task_id, state, message)
         raise
-
-
-def _has_record(store: Store, task_id: str) -> bool:
-    try:
-        store.task(task_id)
-    except StoreError:
-        return False
-    return True

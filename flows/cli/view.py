@@ -58,7 +58,8 @@ class Watcher:
     task_id: str
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     """Used until the task's own start is known."""
-    _last_event_id: int = 0
+    last_event_id: int = 0
+    """Only later events are new."""
     _recent: tuple[EventRecord, ...] = ()
     _numbers: dict[str, float] = field(default_factory=dict)
     _training_since: datetime | None = None
@@ -70,7 +71,7 @@ class Watcher:
         except StoreError:
             return TaskView(task_id=self.task_id, record=None, elapsed_seconds=self._elapsed(None))
         jobs = job_rows(self.store.jobs(self.task_id))
-        events = self.store.events(self.task_id, after_id=self._last_event_id)
+        events = self.store.events(self.task_id, after_id=self.last_event_id)
         for event in events:
             self._take(event)
         return TaskView(
@@ -86,7 +87,7 @@ class Watcher:
         )
 
     def _take(self, event: EventRecord) -> None:
-        self._last_event_id = event.event_id
+        self.last_event_id = event.event_id
         if event.kind in ("progress", "forecast"):
             self._numbers.update(event.numbers)
         elif event.kind == "stage" and event.text == Stage.WARMUP:

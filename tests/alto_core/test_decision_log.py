@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from alto_core.decision_log import DecisionLog, exit_entry, gate_entry
+from alto_core.decision_log import FILE_NAME, DecisionLog, GateLogEntry, exit_entry
 from alto_core.domain import GateDecision, GateEntry, JobState, Verdict
 
 
@@ -15,7 +15,7 @@ def verdict(job_id: str, state: JobState, step: int) -> Verdict:
 
 def test_what_was_added_comes_back_in_order_from_another_process(tmp_path: Path) -> None:
     entry = GateEntry(job_id="a", gate_rank=1, val_loss=1.5, kept=False, reason="rank")
-    gate = gate_entry("guarded", 0.05, GateDecision(entries=(entry,), verdicts=()))
+    gate = GateLogEntry(policy="guarded", fraction=0.05, entries=(entry,))
     exit_ = exit_entry("guarded", verdict("a", JobState.UNDERPERFORMING, 2), 40, gate_fraction=0.05)
     back = exit_entry("none", verdict("a", JobState.RUNNING, 2), 40)
     DecisionLog(tmp_path).add([gate, exit_])
@@ -41,3 +41,36 @@ def test_the_whole_log_is_one_json_array(tmp_path: Path) -> None:
     log.add([exit_entry("paper", verdict("a", JobState.DIVERGING, 3), 40)])
     (content,) = json.loads(log.as_json())
     assert (content["kind"], content["state"], content["evidence"]) == ("exit", "diverging", {"val_loss": 1.5})
+
+
+def test_a_gate_is_found_again_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Its own line comes last: a writer that was killed before has decided nothing."""
+    entries = tuple(
+        GateEntry(job_id=job_id, gate_rank=rank, val_loss=1.0, kept=rank == 1, reason="rank")
+        for rank, job_id in enumerate("abc", start=1)
+    )
+    verdicts = tuple(verdict(job_id, JobState.UNDERPERFORMING, 2) for job_id in "bc")
+    decision = GateDecision(entries=entries, verdicts=verdicts)
+    log = DecisionLog(tmp_path)
+    log.add_gate("guarded", 0.05, decision, dict.fromkeys("abc", 40))
+    assert DecisionLog(tmp_path).gate_at(0.05) == decision
+    assert log.gate_at(0.2) is None
+    content = (tmp_path / FILE_NAME).read_bytes()
+    for length in range(len(content)):
+        (tmp_path / FILE_NAME).write_bytes(content[:length])
+        assert DecisionLog(tmp_path).gate_at(0.05) is None
+    DecisionLog(tmp_path).add_gate("guarded", 0.05, decision, dict.fromkeys("abc", 40))
+    assert DecisionLog(tmp_path).gate_at(0.05) == decision
+    assert len(DecisionLog(tmp_path).read()) == 3
+
+
+def test_the_last_word_about_a_job_counts(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path)
+    log.add([exit_entry("guarded", verdict(job_id, JobState.UNDERPERFORMING, 2), 40) for job_id in "ab"])
+    log.add([exit_entry("none", verdict("a", JobState.RUNNING, 2), 40)])
+    assert set(log.last_exits()) == {"b"}
+    log.add([exit_entry("none", verdict("a", JobState.FINISHED, 40), 40)])
+    assert (log.last_exits()["a"].state, log.last_exits()["a"].verdict) == (
+        JobState.FINISHED,
+        verdict("a", JobState.FINISHED, 40),
+    )

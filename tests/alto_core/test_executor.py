@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from alto_core.checkpointing import Checkpointer
 from alto_core.config import TuningTask
+from alto_core.cuts import CutLog, Session
+from alto_core.data.rows import TokenRow
 from alto_core.domain import Boundary, JobState, LoraJob, Verdict
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
@@ -42,14 +46,17 @@ def train(
     *,
     num_slots: int = 8,
     verdicts: Callable[[Boundary], Sequence[Verdict]] = lambda _: (),
+    job_ids: Sequence[str] = (),
+    **executor: Any,
 ) -> list[Boundary]:
-    """Drive the executor to its end."""
-    ranks = sorted((run.job.lora_rank for run in runs), reverse=True)
+    """Drive the executor to its end, in slots for these jobs, or for those of the runs."""
+    fitting = [job for job in plan.jobs if job.job_id in job_ids] or [run.job for run in runs]
+    ranks = sorted((job.lora_rank for job in fitting), reverse=True)
     boundaries = []
     modules = plan.jobs[0].target_modules
     backbone = load_backbone(plan.task.model, "cpu")
     with Engine(backbone, target_modules=modules, num_slots=num_slots, rank_rows=sum(ranks[:num_slots])) as engine:
-        session = Executor(engine, plan.data, data_seed=0).run(runs)
+        session = Executor(engine, plan.data, data_seed=0, **executor).run(runs)
         boundary = next(session, None)
         while boundary is not None:
             boundaries.append(boundary)
@@ -130,6 +137,70 @@ def test_two_stretches_equal_one(plan: TaskPlan, tmp_path: Path) -> None:
     rest = train(plan, [dataclasses.replace(r, start_step=4) for r in runs_of(plan, tmp_path / "b")])
     for job in plan.jobs:
         assert curve(warmup, job) | curve(rest, job) == curve(whole, job)
+    for job in plan.jobs:
+        name = Path(job.job_id) / "adapter" / "adapter_model.safetensors"
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def rows_taught(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, tuple[int, ...]]]:
+    """Row ids of every joint step by job, as the engine gets them."""
+    taught: list[dict[str, tuple[int, ...]]] = []
+    step = Engine.step
+
+    def note(self: Engine, rows_by_job: Mapping[str, Sequence[TokenRow]]) -> None:
+        taught.append({job_id: tuple(row.row_id for row in rows) for job_id, rows in rows_by_job.items()})
+        step(self, rows_by_job)
+
+    monkeypatch.setattr(Engine, "step", note)
+    return taught
+
+
+@pytest.mark.parametrize("at", [2, 5, 9])
+def test_a_run_from_a_cut_trains_the_same_rows_to_the_same_bits(
+    plan: TaskPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """K2: rows, curves, company and adapters are those of the unbroken run, though jobs came and went."""
+    taught = rows_taught(monkeypatch)
+    ended = plan.jobs[-1].job_id
+
+    def verdicts(boundary: Boundary) -> list[Verdict]:
+        return [end(ended, 3)] if (ended, 3) in evaluated(boundary) else []
+
+    whole = train(plan, runs_of(plan, tmp_path / "a"), num_slots=2, verdicts=verdicts)
+    unbroken, taught[:] = list(taught), []
+    session = Session(until=1.0, job_ids=tuple(job.job_id for job in plan.jobs))
+
+    def killed(boundary: Boundary) -> list[Verdict]:
+        killed.boundaries += 1  # type: ignore[attr-defined]
+        if killed.boundaries > at:  # type: ignore[attr-defined]
+            raise InterruptedError
+        return verdicts(boundary)
+
+    killed.boundaries = 0  # type: ignore[attr-defined]
+    log = CutLog(tmp_path / "cuts")
+    checkpoints = Checkpointer(log, interval_seconds=0)
+    with pytest.raises(InterruptedError):
+        train(
+            plan,
+            runs_of(plan, tmp_path / "b"),
+            num_slots=2,
+            verdicts=killed,
+            checkpoints=checkpoints,
+            session=session,
+        )
+    cut, _ = log.newest_whole(lambda job_id: tmp_path / "b" / job_id / "state")
+    assert cut is not None
+    taught.clear()
+    by_id = {run.job.job_id: run for run in runs_of(plan, tmp_path / "b")}
+    going_on = [
+        dataclasses.replace(by_id[place.job_id], start_step=place.step, rank_start=place.rank_start)
+        for place in cut.places
+    ]
+    rest = train(plan, going_on, num_slots=2, verdicts=verdicts, job_ids=list(by_id))
+    assert 0 < len(taught) < len(unbroken)
+    assert taught == unbroken[-len(taught) :], "the same rows of the same jobs side by side"
+    curves = {(r.job_id, r.step): r for boundary in whole for r in boundary.steps}
+    assert all(curves[r.job_id, r.step] == r for boundary in rest for r in boundary.steps)
     for job in plan.jobs:
         name = Path(job.job_id) / "adapter" / "adapter_model.safetensors"
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from alto_core.domain import StepRecord
+from alto_core.engine.checkpoint import write_snapshot
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError
 
@@ -83,6 +85,38 @@ def test_an_engine_with_other_layers_can_restore(tiny: Any, tmp_path: Path) -> N
             engine.restore(job, tiny.budget(), tmp_path / "state")
             curves.append([record.train_loss for record in train(engine, tiny, job, range(3, 5))])
     assert curves[0] == pytest.approx(curves[1], abs=1e-6)
+
+
+def test_a_state_of_an_earlier_step_can_be_asked_for(tiny: Any, job: Any, saved: Path) -> None:
+    with tiny.engine() as engine:
+        assert engine.restore(job, tiny.budget(), saved, step=2) == 2
+        engine.evict(job.job_id)
+        assert engine.restore(job, tiny.budget(), saved, step=9) == 3
+        engine.evict(job.job_id)
+        with pytest.raises(EngineError, match="expected a whole state, got 0"):
+            engine.restore(job, tiny.budget(), saved, step=1)
+
+
+def test_a_job_gets_the_rank_rows_back_that_it_had(tiny: Any, job: Any, saved: Path) -> None:
+    """Gaps between jobs decide which others fit, so a resume must leave the same ones."""
+    with tiny.engine() as engine:
+        engine.restore(job, tiny.budget(), saved, rank_start=3)
+        assert engine.rank_start(job.job_id) == 3
+        other = tiny.job(lora_rank=3)
+        engine.admit(other, tiny.budget())
+        assert engine.rank_start(other.job_id) == 0
+
+
+def test_a_snapshot_is_not_changed_by_what_comes_after(tiny: Any, job: Any, tmp_path: Path) -> None:
+    with tiny.engine() as engine:
+        engine.admit(job, tiny.budget())
+        train(engine, tiny, job, range(1, 3))
+        state, expected = engine.snapshot(job.job_id), state_of(engine, job)
+        train(engine, tiny, job, range(3, 5))
+        engine.evict(job.job_id)
+        write_snapshot(state, tmp_path)
+        assert engine.restore(job, tiny.budget(), tmp_path) == 2
+        assert all(torch.equal(e, g) for e, g in zip(expected, state_of(engine, job), strict=True))
 
 
 def test_the_two_newest_states_are_kept(tiny: Any, job: Any, tmp_path: Path) -> None:
@@ -178,18 +212,19 @@ def test_another_jobs_state_is_refused(tiny: Any, saved: Path) -> None:
         engine.restore(tiny.job(dropout=0.2), tiny.budget(), saved)
 
 
-def test_a_writer_that_fails_leaves_the_old_state(
-    tiny: Any, job: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def disk_full(*_: Any, **__: Any) -> None:
-        raise OSError("no space left on device")
-
+def test_a_writer_that_fails_leaves_the_old_state(tiny: Any, job: Any, saved: Path) -> None:
     with tiny.engine() as engine:
         engine.restore(job, tiny.budget(), saved)
         train(engine, tiny, job, range(4, 5))
-        monkeypatch.setattr("alto_core.engine.checkpoint.save_file", disk_full)
-        with pytest.raises(OSError, match="no space"):
-            engine.save(job.job_id, saved)
+        num_bytes = engine.snapshot(job.job_id).num_bytes
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as on a full disk, in the same system calls
+        try:
+            with pytest.raises(EngineError) as told:
+                engine.save(job.job_id, saved)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"checkpoint {saved}/step-00000004: {num_bytes} bytes could not be written" in str(told.value)
     assert sorted(path.name for path in saved.iterdir()) == ["step-00000002", "step-00000003"]
 
 

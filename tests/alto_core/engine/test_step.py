@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -113,6 +114,37 @@ def test_a_job_that_is_not_finite_leaves_its_neighbours_bit_for_bit(tiny: Any, f
     for clean_step, step in zip(clean_records, records, strict=True):
         assert (step[0], step[2]) == (clean_step[0], clean_step[2])
         assert math.isnan(step[1].train_loss)
+
+
+@pytest.mark.parametrize("fault", ["exploding", "infinite", "bad rows"])
+def test_a_fault_of_one_job_leaves_its_neighbours_bit_for_bit(tiny: Any, fault: str) -> None:
+    """L3: a loss that explodes, weights that overflow, rows of garbage. All shapes are those without the fault."""
+    sound = [tiny.job(lora_rank=2), tiny.job(lora_rank=4)]
+    rows = tiny.rows(4)
+    garbage = [dataclasses.replace(row, token_ids=(tiny.vocabulary - 1,) * len(row.token_ids)) for row in rows]
+    results = []
+    for is_faulty in (False, True):
+        wild = tiny.job(lora_rank=3, max_grad_norm=0.0)
+        if is_faulty and fault == "exploding":
+            wild = dataclasses.replace(wild, learning_rate=1e6)
+        with tiny.engine() as engine:
+            for job in (sound[0], wild, sound[1]):
+                engine.admit(job, tiny.budget())
+            if is_faulty and fault == "infinite":
+                fill_b(engine, wild.job_id, float("inf"))
+            taught = {job.job_id: rows for job in (sound[0], wild, sound[1])}
+            if is_faulty and fault == "bad rows":
+                taught[wild.job_id] = garbage
+            records = [tiny.step(engine, taught) for _ in range(4)]
+            results.append(
+                ([(step[0], step[2]) for step in records], [everything(engine, job.job_id) for job in sound], records)
+            )
+    (clean_curves, clean, clean_records), (curves, states, records) = results
+    assert curves == clean_curves
+    for before, after in zip(clean, states, strict=True):
+        assert all(torch.equal(b, a) for b, a in zip(before, after, strict=True))
+    ours, theirs = (step[-1][1].train_loss for step in (clean_records, records))
+    assert not abs(ours - theirs) < 0.1, "the fault is meant to show in its own job"
 
 
 def test_an_update_with_a_gradient_that_is_not_finite_is_skipped(tiny: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from alto_core.data.tokenizer import load_model_tokenizer
 from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.backbone import load_backbone, release_backbone
 from alto_core.engine.engine import Engine
-from alto_core.evaluation import TextCodec, evaluate_adapters, write_answers
+from alto_core.errors import TaskFileError
+from alto_core.evaluation import SplitResult, TextCodec, evaluate_adapters, write_answers
 
 JOB = LoraJob(
     learning_rate=2e-2, lora_rank=4, lora_alpha=8, adapter_batch_size=8, target_modules=("q_proj", "v_proj", "up_proj")
@@ -78,6 +80,37 @@ def test_a_metric_by_generation_scores_each_row(engine: Any, data: TaskData, cod
         tuned.answers[0],
     )
     assert table[-1]["job_id"] is None
+
+
+def test_a_metric_that_fails_on_one_adapters_answers_leaves_the_others_their_scores(
+    engine: Any, data: TaskData, codec: TextCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [JOB.job_id, None]
+    sound = EvaluationSection(metric="exact_match", max_new_tokens=6)
+    expected = evaluate_adapters(engine, data, data.validation, ids, evaluation=sound, codec=codec)
+    (tuned, untuned) = (result.answers for result in expected)
+    bad = next(answer for answer in untuned if answer not in tuned)
+    (tmp_path / "crashing.py").write_text(
+        f"def some(answer, reference):\n    return float(answer == reference) / (answer != {bad!r})\n"
+        "def all(answer, reference):\n    raise KeyError('boom')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def evaluate(name: str) -> tuple[SplitResult, ...]:
+        evaluation = EvaluationSection(
+            metric="function", function=f"crashing:{name}", allow_function=True, max_new_tokens=6
+        )
+        return evaluate_adapters(engine, data, data.validation, ids, evaluation=evaluation, codec=codec)
+
+    ours, theirs = evaluate("some")
+    assert (ours.row_scores, ours.losses, ours.metric_fault) == (expected[0].row_scores, expected[0].losses, "")
+    assert (theirs.row_scores, theirs.losses) == ((), expected[1].losses)
+    assert "ZeroDivisionError" in theirs.metric_fault and "crashing:some" in theirs.metric_fault
+    assert theirs.score().metric_value is None
+    write_answers([ours, theirs], data.validation, tmp_path / "answers.parquet")
+    with pytest.raises(TaskFileError, match="KeyError: 'boom' from crashing:all"):
+        evaluate("all")
+    sys.modules.pop("crashing")
 
 
 def test_without_a_metric_nothing_is_generated(engine: Any, data: TaskData, codec: TextCodec) -> None:

@@ -46,7 +46,7 @@ def flow(
     budgets = {job.job_id: JobBudget(total_steps=40, warmup_steps=4, eval_steps=(4, 40)) for job in jobs}
 
     def install(body: Callable[[Store, str], None]) -> None:
-        def tune(task: TuningTask, *, task_id: str) -> None:
+        def tune(task: TuningTask, *, task_id: str, task_file: Path) -> None:
             print("a library that prints")
             store = Store(settings)
             store.add_task(task_id, task, jobs, budgets)
@@ -135,7 +135,7 @@ def test_a_bug_keeps_its_traceback_and_the_task_does_not_stay_open(
 def test_a_task_that_never_began_has_only_its_error(
     invoke: Invoke, task_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def tune(task: TuningTask, *, task_id: str) -> None:
+    def tune(task: TuningTask, *, task_id: str, task_file: Path) -> None:
         raise DataError("train.jsonl: no such file")
 
     module = ModuleType("flows.tune")

@@ -1,0 +1,431 @@
+"""What becomes of a task whose process is killed, and what checkpoints cost.
+
+    python benchmarks/faults.py kills                    # 40 kills over all stages, each gone on with by `alto resume`
+    python benchmarks/faults.py kills --count 4 --core   # the same without Prefect and without writing results
+    python benchmarks/faults.py checkpoints FOLDER       # SmolLM2; FOLDER from examples/prepare_quickstart.py
+
+A kill is SIGKILL at a moment drawn over a stage's time in an unbroken run. A task is killed in up to five of its six
+stages and gone on with each time; in the end it must have the unbroken run's curves in MLflow, point for point and each
+point once, its verdicts, decisions, scores and adapter, bit for bit.
+Rows go to benchmarks/results/bars.csv, one line per kill to benchmarks/results/faults_kills.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+from bars import RESULTS, record_bar
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+STAGES = ("profile", "warmup", "gate", "continue", "evaluate", "register")
+PACKAGES = ("torch", "transformers", "prefect", "mlflow")
+TASK_ID = "faults-1"
+CUT_SECONDS = 1.0
+"""Between checkpoints in the kill runs, so that a run of some seconds has many."""
+LIMIT_SECONDS = 600
+KILLS_PER_TASK = 5
+COLUMNS = (
+    "kill",
+    "task",
+    "stage",
+    "delay_seconds",
+    "steps_at_kill",
+    "steps_lost",
+    "cuts_at_kill",
+    "equal",
+    "difference",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    kills = commands.add_parser("kills")
+    kills.add_argument("--count", type=int, default=40)
+    kills.add_argument("--seed", type=int, default=0)
+    kills.add_argument("--core", action="store_true")
+    kills.add_argument("--folder", type=Path, help="keep the homes of runs that were not equal here")
+    commands.add_parser("checkpoints").add_argument("folder", type=Path)
+    given = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ALTO_DEVICE": "cpu"}
+    with tempfile.TemporaryDirectory(prefix="alto-faults-", ignore_cleanup_errors=True) as folder:
+        if given.command == "kills":
+            return kill_runs(given.folder or Path(folder), given.count, given.seed, core=given.core)
+        return checkpoint_share(Path(folder), given.folder)
+
+
+def kill_runs(folder: Path, count: int, seed: int, *, core: bool) -> int:
+    os.environ |= {"ALTO_CHECKPOINT_SECONDS": str(CUT_SECONDS), "ALTO_HOME": str(folder / "first")}
+    os.environ |= {"PREFECT_LOGGING_LEVEL": "ERROR", "MLFLOW_LOGGING_LEVEL": "ERROR"}
+    task_file = write_task(folder)
+    rows: list[dict[str, Any]] = []
+    with contextlib.nullcontext() if core else prefect_server(folder):
+        runs, draw = Runs(folder, task_file, core=core), random.Random(seed)
+        expected = runs.unbroken("unbroken")
+        assert expected["exit status"] == 0, f"the unbroken run failed, see {folder / 'unbroken' / 'log.txt'}"
+        for number in range(1, count + 1):
+            if len(rows) == count:
+                break
+            name = f"task-{number}"
+            stages = sorted(draw.sample(STAGES, min(KILLS_PER_TASK, count - len(rows))), key=STAGES.index)
+            kills, found = runs.killed(name, stages, draw)
+            unequal = difference(found, expected)
+            for kill in kills:
+                equal = {"equal": not unequal, "difference": unequal}
+                rows.append({"kill": len(rows) + 1, "task": number, **kill, **equal})
+                print(rows[-1], flush=True)
+            if not unequal:
+                shutil.rmtree(folder / name, ignore_errors=True)
+            if not core:
+                write_rows(rows)
+    equal = sum(row["equal"] for row in rows)
+    print(f"{equal} of {len(rows)} equal")
+    return int(equal < len(rows))
+
+
+def write_rows(rows: list[dict[str, Any]]) -> None:
+    with (RESULTS.parent / "faults_kills.csv").open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    value = sum(row["equal"] for row in rows) / len(rows)
+    command = f"python benchmarks/faults.py kills --count {len(rows)}"
+    record_bar("faults.kills_resumed_equal", value, target="= 1", packages=PACKAGES, command=command)
+
+
+def checkpoint_share(home: Path, quickstart: Path) -> int:
+    """Train SmolLM2 for some minutes, checkpoints at the default interval: what they held up, over the wall time."""
+    os.environ |= {"ALTO_HOME": str(home / "alto"), "PREFECT_LOGGING_LEVEL": "ERROR", "MLFLOW_LOGGING_LEVEL": "ERROR"}
+    os.environ.pop("ALTO_CHECKPOINT_SECONDS", None)
+    from alto_core.config import parse_task
+    from alto_core.lifecycle import running
+    from alto_core.preparation import create_task, plan_task
+    from alto_core.settings import load_settings
+    from alto_core.training import train_until
+
+    content = {
+        "name": "faults",
+        "model": {"name": str((quickstart / "model").resolve())},
+        "data": {"source": str((quickstart / "train.jsonl").resolve()), "validation": {"rows": 16}},
+        "search_space": {"learning_rate": [5e-4, 2e-3], "lora_rank": [8, 16], "adapter_batch_size": 2},
+        "budget": {"steps": 40, "eval_interval_fraction": 0.1},
+        "early_exit": {"preset": "none"},
+    }
+    create_task(plan_task(parse_task(content)), TASK_ID, load_settings())
+    with running(TASK_ID) as workspace:
+        started = time.monotonic()
+        train_until(workspace, 1.0, num_slots=4)
+        seconds = time.monotonic() - started
+        held = sum(e.numbers["seconds"] for e in workspace.store.events(TASK_ID) if e.kind == "checkpoint")
+        cuts = max(int(path.stem.removeprefix("cut-")) for path in (workspace.folder / "cuts").glob("cut-*.json"))
+    share = held / seconds
+    print(f"{cuts} cuts in {seconds:.0f} s, training waited {held:.2f} s: {100 * share:.2f} %")
+    command = "python benchmarks/faults.py checkpoints FOLDER"
+    record_bar("checkpoint.share_of_time", share, target="<= 0.01", packages=("torch",), command=command)
+    return int(share > 0.01)
+
+
+class Runs:
+    """Runs of one task, each in a home and a process of its own, forked from this one, which has loaded libraries."""
+
+    def __init__(self, folder: Path, task_file: Path, *, core: bool):
+        self._folder, self._task_file, self._core = folder, task_file, core
+        self._seconds: dict[str, float] = {}
+        template = folder / "first"
+        template.mkdir(exist_ok=True)
+        import flows.resume  # noqa: F401
+        from alto_core.settings import load_settings
+        from alto_core.tracking import Tracker
+
+        Tracker(load_settings())  # makes MLflow's tables, which takes seconds
+        with closing(sqlite3.connect(template / "mlflow.db")) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def unbroken(self, name: str) -> dict[str, Any]:
+        """Run the task to its end; notes how long each stage takes."""
+        self._make_home(name)
+        status = _wait(self._start(name, "tune"))
+        moments = self._stages(name)
+        for stage, (begun, ended) in moments.items():
+            self._seconds[stage] = ended - begun
+        return self.outcome(name, status)
+
+    def killed(
+        self, name: str, stages: Sequence[str], draw: random.Random
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Run the task, kill it in each of these stages at a moment drawn over the stage's time, resume it each time.
+
+        Returns:
+            The kills; one that came too late, for what was left of its stage, is not among them. And the outcome.
+        """
+        self._make_home(name)
+        kills, child = [], self._start(name, "tune")
+        for stage in stages:
+            last_event = self._last_event(name) if kills else 0
+            delay = draw.random() * self._seconds[stage]
+            reached = _wait_until(child, partial(self._is_in, name, stage, last_event))
+            if reached:
+                time.sleep(delay)
+                os.kill(child, signal.SIGKILL)
+            status = _wait(child)
+            if status != -signal.SIGKILL:
+                return kills, self.outcome(name, status)
+            kills.append({"stage": self._last_stage(name), "delay_seconds": f"{delay:.2f}", **self._progress(name)})
+            child = self._start(name, "resume")
+        return kills, self.outcome(name, _wait(child))
+
+    def outcome(self, name: str, status: int) -> dict[str, Any]:
+        """All that must be equal."""
+        home = self._folder / name
+        found: dict[str, Any] = {"exit status": status}
+        jobs = "SELECT job_id, state, reason, step, best_step, best_val_loss, gate_rank FROM alto_job ORDER BY position"
+        found |= {f"job {row[0]}": row[1:] for row in self._query(name, "store.db", jobs)}
+        ((winner, result),) = self._query(name, "store.db", "SELECT winner_job_id, result FROM alto_task")
+        result = json.loads(result or "{}")
+        found |= {
+            key: result.get(key) for key in ("winner", "scores", "comparisons", "check_losses", "samples", "gates")
+        }
+        runs = "SELECT run_uuid, status FROM runs ORDER BY name"
+        for run_id, run_status in self._query(name, "mlflow.db", runs):
+            tags = dict(self._query(name, "mlflow.db", "SELECT key, value FROM tags WHERE run_uuid = ?", run_id))
+            job_id = tags.get("alto.job_id", "the task")
+            assert f"run of {job_id}" not in found, f"two runs of {job_id}"
+            told = {key: tags.get(key) for key in ("alto.state", "alto.reason", "alto.gate_rank", "alto.evidence")}
+            found[f"run of {job_id}"] = (run_status, told)
+            points = "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY key, step, timestamp"
+            kept = [p for p in self._query(name, "mlflow.db", points, run_id) if _is_reproducible(p[0])]
+            found[f"points of {job_id}"] = kept
+            assert len({point[:2] for point in kept}) == len(kept), f"{name}: points of {job_id} stand there twice"
+        found["versions"] = self._query(name, "mlflow.db", "SELECT name, version FROM model_versions")
+        found["logged models"] = self._query(name, "mlflow.db", "SELECT name, status FROM logged_models")
+        log = home / "tasks" / TASK_ID / "decisions.jsonl"
+        found["decisions"] = log.read_text() if log.is_file() else None
+        adapter = home / "tasks" / TASK_ID / "jobs" / str(winner) / "adapter" / "adapter_model.safetensors"
+        found["adapter"] = hashlib.sha256(adapter.read_bytes()).hexdigest() if adapter.is_file() else None
+        events = "SELECT job_id, numbers FROM alto_event WHERE kind = 'evaluation' ORDER BY job_id, event_id"
+        found["evaluations"] = self._query(name, "store.db", events)
+        return found
+
+    def _start(self, name: str, command: str) -> int:
+        sys.stdout.flush()
+        child = os.fork()
+        if child:
+            return child
+        try:
+            os.environ["ALTO_HOME"] = str(self._folder / name)
+            log = os.open(self._folder / name / "log.txt", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            (self._run_core if self._core else self._run_command)(command)
+        except SystemExit as done:
+            os._exit(int(done.code or 0))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(99)
+        os._exit(0)
+
+    def _run_command(self, command: str) -> None:
+        from flows.cli.app import main
+
+        sys.argv = ["alto", command, str(self._task_file) if command == "tune" else TASK_ID, "--plain"]
+        main()
+
+    def _run_core(self, command: str) -> None:
+        """The stages without Prefect around them."""
+        from alto_core.config import load_task
+        from alto_core.domain import Stage
+        from alto_core.inputs import refuse_changes
+        from alto_core.lifecycle import running
+        from alto_core.preflight import profile_task
+        from alto_core.preparation import create_task, plan_task
+        from alto_core.registration import publish_report, register_winner
+        from alto_core.selection import evaluate_task
+        from alto_core.settings import load_settings
+        from alto_core.training import decide_gate, is_decided, train_until
+
+        settings = load_settings()
+        if command == "tune":
+            create_task(plan_task(load_task(self._task_file)), TASK_ID, settings, task_file=self._task_file)
+        else:
+            refuse_changes(settings.task_folder(TASK_ID))
+        with running(TASK_ID) as workspace:
+            workspace.begin(Stage.PROFILE)
+            slots = profile_task(workspace)[0].num_slots
+            workspace.begin(Stage.WARMUP)
+            warmup = workspace.task.budget.gate_warmup_fraction
+            train_until(workspace, warmup, num_slots=slots)
+            workspace.begin(Stage.GATE)
+            decide_gate(workspace, warmup)
+            workspace.begin(Stage.CONTINUE)
+            for rung in workspace.policy.rungs(warmup):
+                if is_decided(workspace, rung) or len(workspace.alive()) > 1:
+                    train_until(workspace, rung, num_slots=slots)
+                    decide_gate(workspace, rung)
+            train_until(workspace, 1.0, num_slots=slots)
+            workspace.begin(Stage.EVALUATE)
+            winner, _ = evaluate_task(workspace, num_slots=slots)
+            workspace.begin(Stage.REGISTER)
+            register_winner(workspace, winner)
+        publish_report(workspace)
+
+    def _make_home(self, name: str) -> None:
+        home = self._folder / name
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        shutil.copy(self._folder / "first" / "mlflow.db", home)
+
+    def _query(self, name: str, database: str, query: str, *values: str) -> list[tuple[Any, ...]]:
+        with closing(
+            sqlite3.connect(f"file:{self._folder / name / database}?mode=ro", uri=True, timeout=30)
+        ) as connection:
+            return connection.execute(query, values).fetchall()
+
+    def _stages(self, name: str) -> dict[str, tuple[float, float]]:
+        """Begin and end, in seconds, of the stages so far."""
+        from datetime import datetime
+
+        events = self._query(name, "store.db", "SELECT kind, text, at FROM alto_event ORDER BY event_id")
+        times = [(kind, text, datetime.fromisoformat(at).timestamp()) for kind, text, at in events]
+        begun = [(text, at) for kind, text, at in times if kind == "stage"]
+        ends = [at for _, at in begun[1:]] + [max((at for *_, at in times), default=0.0)]
+        return {stage: (at, end) for (stage, at), end in zip(begun, ends, strict=False)}
+
+    def _last_event(self, name: str) -> int:
+        return int(self._query(name, "store.db", "SELECT MAX(event_id) FROM alto_event")[0][0] or 0)
+
+    def _is_in(self, name: str, stage: str, after_event: int) -> bool:
+        """Whether a stage has begun since an event."""
+        query = f"SELECT COUNT(*) FROM alto_event WHERE kind = 'stage' AND text = ? AND event_id > {after_event}"
+        try:
+            return bool(self._query(name, "store.db", query, stage)[0][0])
+        except sqlite3.Error:
+            return False  # not made yet
+
+    def _last_stage(self, name: str) -> str:
+        return str(self._query(name, "store.db", "SELECT stage FROM alto_task")[0][0])
+
+    def _progress(self, name: str) -> dict[str, Any]:
+        """Steps that the store knows of, and how many of them lie behind the newest cut."""
+        steps = dict(self._query(name, "store.db", "SELECT job_id, step FROM alto_job"))
+        cuts = sorted((self._folder / name / "tasks" / TASK_ID / "cuts").glob("cut-*.json"))
+        places = json.loads(json.loads(cuts[-1].read_text())["cut"])["places"] if cuts else []
+        lost = sum(max(0, steps[place["job_id"]] - place["step"]) for place in places)
+        made = int(cuts[-1].stem.removeprefix("cut-")) if cuts else 0
+        return {"steps_at_kill": sum(steps.values()), "steps_lost": lost, "cuts_at_kill": made}
+
+
+def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    """Names of what is not equal; empty when all is."""
+    names = sorted(found.keys() | expected.keys())
+    return ", ".join(name for name in names if repr(found.get(name)) != repr(expected.get(name)))
+
+
+def _is_reproducible(metric: str) -> bool:
+    """Speed and the use of the machine differ from run to run."""
+    return not metric.startswith("system/") and metric != "tokens_per_second"
+
+
+def _wait(child: int) -> int:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    raise TimeoutError(f"a run has not ended after {LIMIT_SECONDS} s")
+
+
+def _wait_until(child: int, is_so: Callable[[], bool]) -> bool:
+    """Whether it became so while the child lived."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < deadline and Path(f"/proc/{child}/exe").exists():
+        if is_so():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@contextmanager
+def prefect_server(folder: Path) -> Iterator[None]:
+    """One server for all runs; its own database."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = os.environ | {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    with (folder / "server.txt").open("w") as log:
+        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+    try:
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=5)
+                break
+            time.sleep(1)
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def write_task(folder: Path) -> Path:
+    """A tiny model and 64 rows: four jobs, of which two train at a time and one diverges."""
+    _tests_conftest().make_tiny_model(folder / "model")
+    rows = [{"prompt": f"{chr(97 + i % 26)}{i // 26}:", "completion": chr(97 + i % 26) * 3} for i in range(64)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = {
+        "name": "faults",
+        "model": {"name": str(folder / "model")},
+        "data": {"source": str(folder / "rows.jsonl"), "validation": {"rows": 8}, "test": {"rows": 8}},
+        "search_space": {
+            "learning_rate": [1e-3, 3e-3, 1e-2, 1e30],
+            "lora_rank": 4,
+            "adapter_batch_size": 4,
+            "dropout": 0.1,
+        },
+        "budget": {"steps": 16, "eval_interval_fraction": 0.25, "gate_warmup_fraction": 0.25},
+        "early_exit": {"preset": "guarded"},
+        "evaluation": {"metric": "exact_match", "max_new_tokens": 6},
+        "max_slots": 2,
+    }
+    file = folder / "task.yaml"
+    file.write_text(yaml.safe_dump(task))
+    return file
+
+
+def _tests_conftest() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tests_conftest", REPOSITORY / "tests" / "conftest.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    sys.exit(main())
