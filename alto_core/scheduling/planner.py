@@ -1,4 +1,4 @@
-"""From what waits and runs to a plan: list schedules first, then annealing and CP-SAT while the gap is worth closing.
+"""From what waits and runs to a plan: list schedules first, then searches while the gap is worth closing.
 
 Priority classes are planned one after the other, each around those before it. Whatever a search returns is checked like
 a stranger's, and the best list schedule stands until something better is proven right; so there is always a valid plan,
@@ -16,6 +16,8 @@ from alto_core.domain import Priority
 from alto_core.scheduling import inter_task, list_scheduling
 from alto_core.scheduling.admission import TaskRequest, admit
 from alto_core.scheduling.bounds import makespan_bound
+from alto_core.scheduling.branching import MAX_TASKS, branch
+from alto_core.scheduling.effort import Effort
 from alto_core.scheduling.gpu_choice import choose_gpus
 from alto_core.scheduling.instance import Booking, Host, Instance, Plan, RunningTask, WaitingTask, tardiness_of
 from alto_core.scheduling.lanes import LaneProblem, balance_lanes
@@ -128,6 +130,9 @@ class _ClassSearch:
             share = 0.5 if choices <= FEW_CHOICES else 1.0
             best = self._better(best, self._by_lanes(seconds * share))
             seconds *= 1 - share
+        if self._worth_more(best) and self._branching_applies():
+            seconds /= 2
+            best = self._better(best, self._by_branching(best, seconds))
         if self._worth_more(best) and choices <= MAX_EXACT_CHOICES and seconds > 0:
             best = self._better(best, self._by_solver(best, seconds))
         return self._fair(best)
@@ -167,11 +172,17 @@ class _ClassSearch:
         hosts = self._instance.hosts
         return (
             len(hosts) > 1
-            and not self._booked
+            and self._only_durations_matter()
             and len({len(host.gpus) for host in hosts}) == 1
             and all(task.fits(host) for task in self._tasks for host in hosts)
-            and not any(task.release or task.deadline is not None for task in self._tasks)
         )
+
+    def _branching_applies(self) -> bool:
+        """So few tasks on one host that all plans can be gone through."""
+        return len(self._instance.hosts) == 1 and len(self._tasks) <= MAX_TASKS and self._only_durations_matter()
+
+    def _only_durations_matter(self) -> bool:
+        return not self._booked and not any(task.release or task.deadline is not None for task in self._tasks)
 
     def _by_lanes(self, seconds: float) -> _Candidate:
         hosts = self._instance.hosts
@@ -199,6 +210,15 @@ class _ClassSearch:
             for task, slot in zip(self._tasks, slots, strict=True)
         ]
         return self._candidate(bookings, "lanes")
+
+    def _by_branching(self, best: _Candidate, seconds: float) -> _Candidate | None:
+        options = self._options
+        effort = Effort(seconds=seconds, reproducible=options.reproducible)
+        found = branch(self._instance, self._tasks, end=best.end, bound=self.bound, effort=effort)
+        candidate = self._candidate(found.bookings, "branching") if found.bookings else None
+        if found.is_complete:
+            self.bound = (candidate or best).end
+        return candidate
 
     def _taken(self, host: Host) -> list[int]:
         """How long each GPU of a host is taken, the wide running tasks side by side first."""

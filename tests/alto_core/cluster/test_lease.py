@@ -40,7 +40,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def hold(settings: Settings, start_process: Start, queue: Queue) -> Callable[..., subprocess.Popen[str]]:
     """A process that holds the GPUs of a fresh claim, and has begun."""
 
-    def start(task_id: str, *gpus: int, lease_seconds: float = 5) -> subprocess.Popen[str]:
+    def start(task_id: str, *gpus: int, lease_seconds: float = 5, program: str = HOLDER) -> subprocess.Popen[str]:
         attempt = queue.claim(task_id, "left", gpus)
         assert attempt is not None
         environment = {
@@ -48,7 +48,7 @@ def hold(settings: Settings, start_process: Start, queue: Queue) -> Callable[...
             "ALTO_LEASE_SECONDS": str(lease_seconds),
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
         }
-        process = start_process(HOLDER, task_id, str(attempt), **environment)
+        process = start_process(program, task_id, str(attempt), **environment)
         assert process.stdout and process.stdout.readline() == "holds\n"
         return process
 
@@ -126,6 +126,72 @@ def test_a_run_that_asks_nothing_is_interrupted_when_its_grace_is_over(
     assert (output, process.returncode) == (f"asked to {stop}\n", 0)
     assert queue.entry("demo-1").state is state
     assert len(free_gpus(settings)) == 4
+
+
+SLOW_INTERRUPT = """
+import signal, sys, threading, time
+from alto_core.cluster import lease
+from alto_core.domain import TaskState
+from alto_core.settings import load_settings
+from alto_core.store import Store
+
+decided, send = threading.Event(), signal.pthread_kill
+
+def send_late(thread: int, number: int) -> None:
+    decided.set()
+    time.sleep(0.5)
+    send(thread, number)
+
+lease.signal.pthread_kill = send_late
+with lease.held_gpus(sys.argv[1], int(sys.argv[2]), load_settings()):
+    print("holds", flush=True)
+    decided.wait()
+    Store(load_settings()).end_task(sys.argv[1], TaskState.FINISHED)
+print("goes on", flush=True)
+"""
+
+
+def test_an_interrupt_that_was_decided_on_when_the_run_ended_does_not_end_the_process(
+    settings: Settings, queue: Queue, submit: Submit, hold: Start
+) -> None:
+    """Between the keeper's decision and its signal the block is left, and the handler of before would be met."""
+    submit("demo-1")
+    process = hold("demo-1", 0, program=SLOW_INTERRUPT)
+    queue.request_stop("demo-1", StopRequest.PAUSE)
+    output, _ = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("goes on\n", 0)
+    assert queue.entry("demo-1").state is QueueState.ENDED
+    assert Store(settings).task("demo-1").state is TaskState.FINISHED
+
+
+def test_a_task_that_ended_in_its_last_second_is_not_paused(settings: Settings, queue: Queue, submit: Submit) -> None:
+    submit("demo-1")
+    attempt = queue.claim("demo-1", "left", [0])
+    assert attempt is not None
+    with (
+        pytest.raises(TaskStopped),
+        held_gpus("demo-1", attempt, settings, {"CUDA_VISIBLE_DEVICES": "0"}),
+    ):
+        Store(settings).end_task("demo-1", TaskState.FINISHED)
+        raise TaskStopped(StopRequest.PAUSE)
+    assert queue.entry("demo-1").state is QueueState.ENDED
+
+
+def test_a_run_that_was_given_up_does_not_end_the_task_of_the_run_after_it(
+    settings: Settings, queue: Queue, submit: Submit
+) -> None:
+    submit("demo-1")
+    attempt = queue.claim("demo-1", "left", [0])
+    assert attempt is not None
+    with (
+        pytest.raises(KeyboardInterrupt),
+        held_gpus("demo-1", attempt, settings, {"CUDA_VISIBLE_DEVICES": "0"}),
+    ):
+        queue.release("demo-1", attempt, QueueState.WAITING, "no sign of life", died=True)
+        assert queue.claim("demo-1", "right", [0]) == attempt + 1
+        raise KeyboardInterrupt
+    assert Store(settings).task("demo-1").state is TaskState.QUEUED
+    assert queue.entry("demo-1").state is QueueState.CLAIMED
 
 
 def test_a_run_that_was_given_up_ends_its_process(
