@@ -14,21 +14,38 @@ from contextlib import contextmanager
 from alto_core.domain import StopRequest, TaskState
 from alto_core.interruption import TaskStopped
 from alto_core.store import EventDraft, EventRecord
+from alto_core.task_lock import held
 from alto_core.workspace import Workspace
 
 
 @contextmanager
-def running(task_id: str) -> Iterator[Workspace]:
-    """Yields the task's workspace; records how the block ended.
+def running(task_id: str, *, patience_seconds: float = 0.0) -> Iterator[Workspace]:
+    """Yields the task's workspace, held alone; records how the block ended.
 
     An `Exception` is a failure. A request to pause or to make room leaves the task open, to go on from its checkpoints.
     Anything else that ends the block (a request to cancel, Ctrl-C, a termination signal) is a cancellation.
+
+    Args:
+        task_id: the task.
+        patience_seconds: how long to wait for another process that is at work on it.
+
+    Raises:
+        StoreError: there is no such task, it has ended, or another process is at work on it.
     """
     workspace = Workspace.open(task_id)
-    workspace.store.start_task(task_id)
+    workspace.store.task(task_id)  # before a folder is made for a task that is none
+    with held(task_id, workspace.folder, patience_seconds=patience_seconds):
+        workspace.store.start_task(task_id)
+        with _recorded_end(workspace):
+            yield workspace
+
+
+@contextmanager
+def _recorded_end(workspace: Workspace) -> Iterator[None]:
+    task_id = workspace.task_id
     started, tracked_before = time.monotonic(), _tracking_seconds(workspace)
     try:
-        yield workspace
+        yield
     except Exception as error:
         _measure(workspace, started, tracked_before)
         end_task(workspace, TaskState.FAILED, f"{type(error).__name__}: {error}")

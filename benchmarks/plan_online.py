@@ -17,7 +17,7 @@ from plan_cases import PACKAGES, made_hosts, made_instance, write_rows
 from alto_core.scheduling import list_scheduling
 from alto_core.scheduling.bounds import makespan_bound
 from alto_core.scheduling.instance import Instance, WaitingTask
-from alto_core.scheduling.planner import PlannerOptions
+from alto_core.scheduling.planner import ESTIMATE_SLACK, PlannerOptions
 from alto_core.scheduling.simulator import SimulatedTask, listed, planned, simulate
 
 SEEDS = 20
@@ -26,7 +26,7 @@ POLICIES = {
     "sjf": listed(list_scheduling.shortest_first, backfill=True),
     "largest": listed(list_scheduling.largest_first, backfill=False),
     "lpt": listed(list_scheduling.longest_first, backfill=True),
-    "planner": planned(PlannerOptions(seconds=0.3, reproducible=True)),
+    "planner": planned(PlannerOptions(seconds=0.3, slack=ESTIMATE_SLACK, reproducible=True)),
 }
 
 

@@ -43,7 +43,7 @@ def held_gpus(
     Raises:
         StoreError: the claim was given up or its run has begun before, this process sees other GPUs than claimed, or a
             process that used them before does not exit.
-        TaskStopped: the task was asked to stop.
+        TaskStopped: the task was asked to stop, or the process by SIGTERM, which makes room like a preemption.
     """
     queue = Queue(settings)
     if queue.entry(task_id).state is QueueState.CLAIMED:
@@ -124,21 +124,26 @@ class _Keeper(threading.Thread):
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Inside the block a request to stop raises `TaskStopped` in the main thread when its grace is over."""
+        """Inside the block a request to stop raises `TaskStopped` in the main thread when its grace is over.
+
+        So does SIGTERM, at once: the machine wants the process gone, and the task goes on in another one.
+        """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            if not self._closing and self._stop_request is not None:
+            stop = self._stop_request or (StopRequest.PREEMPT if number == signal.SIGTERM else None)
+            if not self._closing and stop is not None:
                 self._closing = True
-                raise TaskStopped(self._stop_request)
+                raise TaskStopped(stop)
 
-        before = signal.signal(signal.SIGUSR1, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGUSR1, signal.SIGTERM)}
         try:
             yield
         finally:
             self._closing = True
             with self._lock:
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # drops one that is on its way
-                signal.signal(signal.SIGUSR1, before)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def stop(self) -> None:
         """Return when the thread has ended. From then on nothing ends this process."""

@@ -1,8 +1,8 @@
 """Finds and proves the best plan of a few tasks on one host: branch and bound over the moments at which tasks start.
 
-Time is gone through from one end of a task to the next; at each such moment some set of tasks is started. Two rules keep
-the tree small. A plan that ends by a limit can leave only so many GPU-seconds idle, and these are counted on the way. And
-a task that had room since the moment before is not started: the plan that starts it then ends no later.
+Time is gone through from one end of a task to the next; at each such moment some set of tasks is started. Two rules
+keep the tree small. A plan that ends by a limit can leave only so many GPU-seconds idle, and these are counted on the
+way. And a task that had room since the moment before is not started: the plan that starts it then ends no later.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from alto_core.scheduling.instance import WaitingTask
 HOT, COLD = 0.3, 0.08
 """First temperature, and last one times the square root of the number of lanes; as shares of the bound, squared.
 
-Of more lanes the worst strays further from the bound at the same temperature. The values are by trial, on 64 and 512 lanes.
+Of more lanes the worst strays further from the bound at the same temperature. By trial, on 64 and on 512 lanes.
 """
 NUM_SEARCHES = 3
 MOVE_SHARE = 0.3

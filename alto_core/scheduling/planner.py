@@ -26,6 +26,12 @@ from alto_core.scheduling.validate import booking_faults, plan_faults
 
 FAIR_SLACK = 0.05
 """By this share a plan may end later when it treats owners fairly."""
+ESTIMATE_SLACK = 0.03
+"""By this share a plan may end later when it is the longest-first list and durations are upper estimates.
+
+Where tasks end early, smaller differences between plans mean nothing, and what starts long tasks first has only short
+ones left at the end. In simulations with true durations of 25 to 100 % this is better than either rule alone.
+"""
 MAX_EXACT_CHOICES = 1500
 """Tasks times hosts up to which the exact model is of use within seconds."""
 
@@ -43,6 +49,8 @@ class PlannerOptions:
     """For all searches together; 0 takes the best list schedule."""
     gap: float = 0.005
     """A plan proven to be within this share of the best one is good enough."""
+    slack: float = 0.0
+    """The longest-first list is taken unless another plan ends earlier by more than this share."""
     num_workers: int = 2
     """Threads of CP-SAT."""
     seed: int = 0
@@ -123,7 +131,10 @@ class _ClassSearch:
 
     def run(self) -> _Candidate:
         """The best plan of this class."""
-        best = min(self._lists(), key=lambda candidate: candidate.score)
+        lists = self._lists()
+        best, steady = min(lists, key=lambda candidate: candidate.score), lists[0]
+        if self._is_as_good(steady, self._options.slack, tardiness=0, end=self.bound):
+            return self._fair(steady)  # whatever a search found, this would be taken
         seconds = self._options.seconds
         choices = len(self._tasks) * len(self._instance.hosts)
         if self._worth_more(best) and self._lanes_apply():
@@ -135,7 +146,12 @@ class _ClassSearch:
             best = self._better(best, self._by_branching(best, seconds))
         if self._worth_more(best) and choices <= MAX_EXACT_CHOICES and seconds > 0:
             best = self._better(best, self._by_solver(best, seconds))
+        if self._is_as_good(steady, self._options.slack, tardiness=best.tardiness, end=best.end):
+            best = steady
         return self._fair(best)
+
+    def _is_as_good(self, candidate: _Candidate, slack: float, *, tardiness: int, end: int) -> bool:
+        return candidate.tardiness <= tardiness and candidate.end <= end * (1 + slack)
 
     def _worth_more(self, best: _Candidate) -> bool:
         return self._options.seconds > 0 and (best.tardiness > 0 or best.end > self.bound * (1 + self._options.gap))
@@ -265,9 +281,7 @@ class _ClassSearch:
             return best
         order = list_scheduling.fair_order(self._tasks, self._instance.usage)
         fair = self._candidate(list_schedule(self._instance, order, booked=self._booked), "fair")
-        if fair.tardiness <= best.tardiness and fair.end <= best.end * (1 + FAIR_SLACK):
-            return fair
-        return best
+        return fair if self._is_as_good(fair, FAIR_SLACK, tardiness=best.tardiness, end=best.end) else best
 
 
 def _plan(instance: Instance, bookings: Sequence[Booking], bound: int) -> Plan:

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from alto_core.cluster.dead_tasks import end_dead_tasks
 from alto_core.config import load_task
 from alto_core.domain import TaskState
 from alto_core.errors import AltoError, StoreError
@@ -58,8 +59,10 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
         display = make_display(settings, stream, as_json=as_json, plain=plain)
         try:
             with _watched(Watcher(store, task_id), display), _ended(store, task_id):
+                from flows.reconcile import mark_crashed
                 from flows.tune import tune
 
+                mark_crashed(end_dead_tasks(settings))
                 tune(task, task_id=task_id)
         except KeyboardInterrupt:
             raise typer.Exit(CANCELLED_EXIT_CODE) from None
