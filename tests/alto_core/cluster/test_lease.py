@@ -16,6 +16,7 @@ from alto_core.errors import StoreError
 from alto_core.interruption import TaskStopped
 from alto_core.settings import Settings
 from alto_core.store import Fleet, JobUpdate, Queue, QueueEntry, Store
+from tests.conftest import NO_PROCESS
 
 from .conftest import Submit, wait_until
 
@@ -69,7 +70,7 @@ def test_gpus_are_given_back_however_the_run_ends(settings: Settings, queue: Que
                 assert (entry.gpus, entry.state) == ((1,), QueueState.RUNNING)
                 assert len(free_gpus(settings)) == 3
                 with pytest.raises(StoreError, match="A task runs once at a time"):
-                    queue.begin(task_id, attempt, 1)
+                    queue.begin(task_id, attempt, NO_PROCESS)
                 if error is not None:
                     raise error
         except (ValueError, KeyboardInterrupt):
@@ -239,7 +240,7 @@ def test_silence_for_a_lease_is_death(settings: Settings, queue: Queue, submit: 
     submit("demo-1")
     submit("slow-1")
     queue.claim("demo-1", "left", [0])
-    queue.begin("demo-1", 1, 1)
+    queue.begin("demo-1", 1, NO_PROCESS)
     queue.claim("slow-1", "left", [1])
     later = datetime.now(UTC) + timedelta(seconds=settings.lease_seconds + 1)
     (finding,) = recover(settings, now=later)
@@ -282,7 +283,7 @@ def test_a_silent_host_is_lost_and_a_task_whose_runs_keep_dying_fails(
 
     for attempt in range(1, MAX_FAILURES + 1):
         assert queue.claim("demo-1", "left", [0]) == attempt
-        queue.begin("demo-1", attempt, 1)
+        queue.begin("demo-1", attempt, NO_PROCESS)
         recover(settings, is_gone=is_gone)
     assert queue.entry("demo-1").state is QueueState.ENDED
     assert ends == [(f"{MAX_FAILURES} runs died, the last one: its process is gone", TaskState.FAILED)]
