@@ -47,23 +47,34 @@ OPEN_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateT
 @flow(name="reconcile")
 def reconcile() -> list[str]:
     """Returns what was found, one sentence each."""
-    return [finding.text for finding in take_back()]
+    return [finding.text for finding in sweep()]
 
 
 def take_back() -> tuple[Finding, ...]:
-    """Compare queue, locks and Prefect; mend the store and MLflow first, then Prefect."""
+    """What planning has to know first: which runs are dead, by signs of life and by Prefect. Their GPUs are free then."""
     settings = load_settings()
     queue = Queue(settings)
     run_ids = [e.flow_run_id for e in queue.entries(QueueState.CLAIMED, QueueState.RUNNING) if e.flow_run_id]
-    findings = (*recover(settings, ended_flow_runs=_ended(run_ids)), *end_dead_tasks(settings))
+    queue.close()
+    findings = recover(settings, ended_flow_runs=_ended(run_ids))
     mark_crashed(findings)
+    return findings
+
+
+def sweep() -> tuple[Finding, ...]:
+    """The same, and tasks outside of the queue, and whatever Prefect takes for open that is not."""
+    settings = load_settings()
+    findings = take_back()
+    dead = end_dead_tasks(settings)
+    mark_crashed(dead)
+    queue = Queue(settings)
     with get_client(sync_client=True) as client:
         for run in _open_runs(client):
             why = _why_over(run, queue, settings)
             if why is not None:
                 _mark_crashed(client, run.id, why)
     queue.close()
-    return findings
+    return (*findings, *dead)
 
 
 def mark_crashed(findings: Sequence[Finding]) -> None:

@@ -28,9 +28,9 @@ def run_reconcile(*, as_json: bool) -> None:
 
                 mark_crashed(findings)
         else:
-            from flows.reconcile import take_back
+            from flows.reconcile import sweep
 
-            findings = take_back()
+            findings = sweep()
         if as_json:
             for finding in findings:
                 print(dump({"event": "found", **dataclasses.asdict(finding)}), file=stream)

@@ -22,7 +22,7 @@ from alto_core.settings import load_settings
 from alto_core.store import Demand, Fleet, Queue, Store
 from alto_core.tracking import Tracker
 from flows.deployments import deploy_host
-from flows.reconcile import take_back
+from flows.reconcile import sweep, take_back
 from flows.schedule import schedule, schedule_here
 from flows.tune import tune_queued, tune_result
 from tests.conftest import NO_PROCESS
@@ -222,7 +222,7 @@ def test_a_dead_run_that_somebody_else_took_back_is_marked_in_prefect(
         patch.setattr("alto_core.store.queue._now", lambda: datetime.now(UTC) - timedelta(minutes=2))
         recover(load_settings(), is_gone=lambda entry: entry.task_id == dead)
     assert queue.entry(dead).state is QueueState.WAITING
-    take_back()
+    sweep()
     with get_client(sync_client=True) as client:
         states = {run_id: client.read_flow_run(UUID(run_id)).state for run_id in run_ids}
     assert {run_id for run_id, state in states.items() if state and state.is_crashed()} == {before}

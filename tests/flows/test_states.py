@@ -21,7 +21,7 @@ from alto_core.domain import JobState, TaskState
 from alto_core.settings import load_settings
 from alto_core.store import Store
 from alto_core.tracking import Tracker
-from flows.reconcile import take_back
+from flows.reconcile import sweep
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.slow]
 
@@ -60,7 +60,7 @@ def test_a_killed_task_is_failed_everywhere_and_its_flow_run_crashed(dead_task: 
     assert store.task(dead_task).state is TaskState.RUNNING
     assert client.get_run(runs.parent_run_id).info.status == "RUNNING"
 
-    (finding,) = take_back()
+    (finding,) = sweep()
     assert (finding.task_id, DIED in finding.text) == (dead_task, True)
     assert (store.task(dead_task).state, store.task(dead_task).message) == (TaskState.FAILED, DIED)
     assert {record.state for record in store.jobs(dead_task)} <= {JobState.CANCELLED, JobState.DIVERGING}
@@ -72,4 +72,4 @@ def test_a_killed_task_is_failed_everywhere_and_its_flow_run_crashed(dead_task: 
     assert state is not None and state.is_crashed() and DIED in (state.message or "")
     assert stages and all(stage.state is not None and stage.state.is_final() for stage in stages)
     assert len(stages) <= NUM_STAGES, "Prefect hears of stages, not of jobs or steps: its database stays small"
-    assert take_back() == ()
+    assert sweep() == ()
