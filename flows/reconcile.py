@@ -51,7 +51,7 @@ def reconcile() -> list[str]:
 
 
 def take_back() -> tuple[Finding, ...]:
-    """What planning has to know first: which runs are dead, by signs of life and by Prefect. Their GPUs are free then."""
+    """What planning has to know first: which runs are dead, by signs of life and by Prefect. Frees their GPUs."""
     settings = load_settings()
     queue = Queue(settings)
     run_ids = [e.flow_run_id for e in queue.entries(QueueState.CLAIMED, QueueState.RUNNING) if e.flow_run_id]
