@@ -52,7 +52,7 @@ def held(task_id: str, folder: Path, *, patience_seconds: float = 0.0) -> Iterat
 
 @contextmanager
 def held_if_free(folder: Path) -> Iterator[bool]:
-    """Hold a task while the block runs if nothing is at work on it; yields whether it is held. Leaves no trace."""
+    """Hold a task while the block runs if nothing is at work on it; yields whether it is held. Names no holder."""
     lock = FileLock(folder / LOCK_NAME)
     try:
         lock.acquire(timeout=0)

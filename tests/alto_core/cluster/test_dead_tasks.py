@@ -13,7 +13,7 @@ import pytest
 from alto_core.cluster.dead_tasks import DIED, end_dead_tasks
 from alto_core.cluster.recovery import START_PATIENCE
 from alto_core.config import parse_task
-from alto_core.domain import JobState, TaskState
+from alto_core.domain import JobState, StopRequest, TaskState
 from alto_core.settings import Settings
 from alto_core.store import JobUpdate, Queue, Store
 from alto_core.task_lock import HOLDER_NAME, held_if_free
@@ -81,6 +81,8 @@ def test_tasks_of_the_queue_and_tasks_in_preparation_are_left_alone(
 ) -> None:
     submit("waits-1")
     submit("runs-1")
+    submit("cancelled-1")
+    queue.request_stop("cancelled-1", StopRequest.CANCEL)
     queue.claim("runs-1", "left", [0])
     Store(settings).start_task("runs-1")
     Store(settings).add_task("fresh-1", parse_task(task_content()))
@@ -90,7 +92,10 @@ def test_tasks_of_the_queue_and_tasks_in_preparation_are_left_alone(
     later = datetime.now(UTC) + START_PATIENCE + timedelta(seconds=1)
     with held_if_free(settings.task_folder("fresh-1")) as is_held:
         assert is_held
-        assert end_dead_tasks(settings, later) == (), "it prepares for long"
+        assert [finding.task_id for finding in end_dead_tasks(settings, later)] == ["cancelled-1"], (
+            "one prepares for long"
+        )
     assert [finding.task_id for finding in end_dead_tasks(settings, later)] == ["fresh-1"]
+    assert Store(settings).task("cancelled-1").state is TaskState.CANCELLED
     assert Store(settings).task("runs-1").state is TaskState.RUNNING
     assert Store(settings).task("waits-1").state is TaskState.QUEUED
