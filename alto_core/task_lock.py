@@ -50,6 +50,26 @@ def held(task_id: str, folder: Path, *, patience_seconds: float = 0.0) -> Iterat
         lock.release()
 
 
+@contextmanager
+def held_if_free(folder: Path) -> Iterator[bool]:
+    """Hold a task while the block runs if nothing is at work on it; yields whether it is held. Names no holder."""
+    lock = FileLock(folder / LOCK_NAME)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def was_held_here(folder: Path) -> bool:
+    """Whether the process that held a task last, if any, was one of this machine."""
+    return _read(folder).get("host", socket.gethostname()) == socket.gethostname()
+
+
 def times_held(folder: Path) -> int:
     """How often a task was held so far, by runs that ended and by runs that died."""
     return int(_read(folder).get("times_held", 0))

@@ -1,42 +1,89 @@
-"""The reconciling flow: dead runs, dead hosts and leaked GPUs are found, and their tasks put back into the queue."""
+"""The reconciling flow: dead runs, dead hosts and leaked GPUs are found, and every record is set to the truth.
+
+The queue and the locks of tasks know who lives. The store and MLflow follow them here, and Prefect last, where the run
+of a process that died without a word stays Running for ever unless it is told.
+"""
 
 # ruff: noqa: E402 - libraries are imported after the environment is prepared
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from alto_core.settings import load_settings, prepare_environment
+from alto_core.settings import Settings, load_settings, prepare_environment
 
 prepare_environment(load_settings())  # before Prefect reads it
 
 from prefect import flow
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
+from alto_core.cluster.dead_tasks import end_dead_tasks
 from alto_core.cluster.recovery import Finding, recover
 from alto_core.domain import QueueState
-from alto_core.store import Queue
+from alto_core.errors import StoreError
+from alto_core.store import Queue, Store
+
+RUN_FLOWS = ("tune queued", "tune")
+"""Flows that train a task; `tune file` is an outer one."""
+OPEN_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 
 @flow(name="reconcile")
 def reconcile() -> list[str]:
     """Returns what was found, one sentence each."""
-    return [finding.text for finding in take_back()]
+    return [finding.text for finding in sweep()]
 
 
 def take_back() -> tuple[Finding, ...]:
-    """Compare the queue with Prefect and with the signs of life; Prefect's view is mended after the queue."""
+    """What planning has to know first: which runs are dead, by signs of life and by Prefect. Frees their GPUs."""
     settings = load_settings()
     queue = Queue(settings)
     run_ids = [e.flow_run_id for e in queue.entries(QueueState.CLAIMED, QueueState.RUNNING) if e.flow_run_id]
     queue.close()
     findings = recover(settings, ended_flow_runs=_ended(run_ids))
-    for finding in findings:
-        if finding.flow_run_id is not None:
-            mark_crashed(finding.flow_run_id, finding.text)
+    mark_crashed(findings)
     return findings
+
+
+def sweep() -> tuple[Finding, ...]:
+    """The same, and tasks outside of the queue, and whatever Prefect takes for open that is not."""
+    settings = load_settings()
+    findings = take_back()
+    dead = end_dead_tasks(settings)
+    mark_crashed(dead)
+    queue = Queue(settings)
+    with get_client(sync_client=True) as client:
+        for run in _open_runs(client):
+            why = _why_over(run, queue, settings)
+            if why is not None:
+                _mark_crashed(client, run.id, why)
+    queue.close()
+    return (*findings, *dead)
+
+
+def mark_crashed(findings: Sequence[Finding]) -> None:
+    """Tell Prefect of the flow runs that were found dead. Where nothing was found it is not asked."""
+    dead = {UUID(finding.flow_run_id): finding.text for finding in findings if finding.flow_run_id}
+    if dead:
+        with get_client(sync_client=True) as client:
+            for run_id, why in dead.items():
+                _mark_crashed(client, run_id, why)
 
 
 def _ended(run_ids: list[str]) -> dict[str, str]:
@@ -48,9 +95,47 @@ def _ended(run_ids: list[str]) -> dict[str, str]:
     return {str(run.id): run.state.name for run in runs if run.state is not None and run.state.is_final()}
 
 
-def mark_crashed(run_id: str, why: str) -> None:
-    """A flow run that died without a word stays Running in Prefect for ever unless it is told."""
-    with get_client(sync_client=True) as client:
-        run = client.read_flow_run(UUID(run_id))
-        if run.state is None or not run.state.is_final():
-            client.set_flow_run_state(UUID(run_id), Crashed(message=why), force=True)
+def _open_runs(client: SyncPrefectClient) -> list[FlowRun]:
+    is_open = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(OPEN_STATES)))
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=list(RUN_FLOWS))), flow_run_filter=FlowRunFilter(state=is_open)
+    )
+
+
+def _why_over(run: FlowRun, queue: Queue, settings: Settings) -> str | None:
+    """Why a flow run that Prefect takes for open is none; a run that has ended is given a lease to say so itself."""
+    task_id, attempt = str(run.parameters.get("task_id")), run.parameters.get("attempt")
+    since = datetime.now(UTC) - timedelta(seconds=settings.lease_seconds)
+    store = Store(settings)
+    try:
+        if attempt is None:
+            ended_at = store.task(task_id).ended_at
+            return f"task {task_id} has ended" if ended_at is not None and ended_at < since else None
+        entry = queue.entry(task_id)
+        if entry.attempt == attempt and entry.state.holds_gpus:
+            return None
+        released = [event.at for event in queue.events(task_id=task_id) if event.kind == "released"]
+        return f"attempt {attempt} of task {task_id} was given up" if released and released[-1] < since else None
+    except StoreError:
+        return None  # a task of another store
+    finally:
+        store.close()
+
+
+def _mark_crashed(client: SyncPrefectClient, run_id: UUID, why: str) -> None:
+    """The flow run, its stages, and the flow run that it is a part of."""
+    try:
+        run = client.read_flow_run(run_id)
+    except ObjectNotFound:
+        return  # of another Prefect, or deleted
+    if run.state is None or not run.state.is_final():
+        client.set_flow_run_state(run_id, Crashed(message=why), force=True)
+    is_open = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
+    for stage in client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])), task_run_filter=TaskRunFilter(state=is_open)
+    ):
+        client.set_task_run_state(stage.id, Crashed(message=why), force=True)
+    if run.parent_task_run_id is not None:
+        outer = client.read_task_run(run.parent_task_run_id).flow_run_id
+        if outer is not None:
+            _mark_crashed(client, outer, why)

@@ -4,26 +4,30 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 from alto_core.settings import load_settings, prepare_environment
 
 prepare_environment(load_settings())  # before torch, Prefect and MLflow read it
 
+import httpx
 import pandas as pd
 from prefect import State, flow
-from prefect.exceptions import CancelledRun, ObjectNotFound
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import CancelledRun, PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus
+from alto_core.cluster.recovery import Finding
 from alto_core.config import TuningTask, load_task
-from alto_core.domain import Score, TaskState
+from alto_core.domain import Score, StopRequest, TaskState
 from alto_core.errors import StoreError
 from alto_core.interruption import TaskStopped
-from alto_core.lifecycle import running
+from alto_core.lifecycle import end_task, running
 from alto_core.preparation import create_task, plan_task
 from alto_core.registration import publish_report
 from alto_core.report import count_samples, job_rows, leaderboard_table
@@ -53,19 +57,35 @@ def tune_queued(task_id: str, attempt: int) -> str | State[str]:
     """Tune a task on the GPUs that the scheduler claimed for it; what the deployments of hosts run.
 
     A claim can be begun once. A task that is asked to pause or to make room stops at its checkpoints, and the flow run
-    ends as Cancelled with that word; the task goes on in another run.
+    ends as Cancelled with that word; the task goes on in another run. SIGTERM asks it to make room; where Prefect sent
+    it because the flow run was cancelled there, the task is cancelled.
     """
     try:
         with held_gpus(task_id, attempt, load_settings()):
-            return _through_the_stages(task_id, patience_seconds=EXIT_PATIENCE_SECONDS)
+            try:
+                return _through_the_stages(task_id, patience_seconds=EXIT_PATIENCE_SECONDS)
+            except TaskStopped as stopped:
+                if stopped.stop is not StopRequest.PREEMPT or not _is_cancelled_in_prefect():
+                    raise
+                end_task(Workspace.open(task_id), TaskState.CANCELLED, "cancelled in Prefect")
+                raise TaskStopped(StopRequest.CANCEL) from None
     except TaskStopped as stopped:
         return Cancelled(message=str(stopped))
+
+
+def _is_cancelled_in_prefect() -> bool:
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(flow_run.id)).state
+    except (PrefectException, httpx.HTTPError):
+        return False  # a server that is away has cancelled nothing
+    return state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
 
 
 def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str | State[str]:
     try:
         with running(task_id, patience_seconds=patience_seconds) as workspace:
-            _close_dead_run(workspace.store.task(task_id).flow_run_id)
+            _close_dead_run(task_id, workspace.store.task(task_id).flow_run_id)
             workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)
             revision = workspace.revision
             num_slots = profile(task_id, revision)
@@ -80,11 +100,11 @@ def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str |
     return registered
 
 
-def _close_dead_run(flow_run_id: str | None) -> None:
+def _close_dead_run(task_id: str, flow_run_id: str | None) -> None:
     """A run that was killed stays Running in Prefect until it is told that its task goes on in another one."""
     if flow_run_id not in (None, str(flow_run.id)):
-        with contextlib.suppress(ObjectNotFound):  # it was another server's
-            mark_crashed(flow_run_id, f"its process is gone; the task goes on in flow run {flow_run.id}")
+        text = f"its process is gone; the task goes on in flow run {flow_run.id}"
+        mark_crashed([Finding(text=text, task_id=task_id, flow_run_id=flow_run_id)])
 
 
 @flow(name="tune file", flow_run_name="tune {task_file}")

@@ -26,6 +26,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
+NO_PROCESS = 2**22 + 1
+"""Above the highest process id of Linux: a signal to it hits nobody."""
+
 # Before prefect or mlflow are imported by any test module.
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

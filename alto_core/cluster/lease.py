@@ -43,7 +43,7 @@ def held_gpus(
     Raises:
         StoreError: the claim was given up or its run has begun before, this process sees other GPUs than claimed, or a
             process that used them before does not exit.
-        TaskStopped: the task was asked to stop.
+        TaskStopped: the task was asked to stop, or the process by SIGTERM, which makes room like a preemption.
     """
     queue = Queue(settings)
     if queue.entry(task_id).state is QueueState.CLAIMED:
@@ -61,8 +61,7 @@ def held_gpus(
         raise
     finally:
         keeper.stop()
-        if state is QueueState.ENDED:
-            _require_end(task_id, settings)
+        state = _settled(entry, state, queue, settings)
         queue.release(task_id, attempt, state, reason)
         queue.close()
 
@@ -89,44 +88,68 @@ def _check_visible_gpus(entry: QueueEntry, environ: Mapping[str, str]) -> None:
         )
 
 
-def _require_end(task_id: str, settings: Settings) -> None:
-    """A run that was interrupted before its stages, or while it wrote down its end, must not leave its task open."""
+def _settled(entry: QueueEntry, state: QueueState, queue: Queue, settings: Settings) -> QueueState:
+    """What the queue shall say after a run, and the task's own record made to agree.
+
+    A task that came to its end has ended, even if the request to stop came in its last second. A run that was
+    interrupted before its stages, or while it wrote down its end, must not leave its task open; unless the task is
+    another attempt's by now.
+    """
     store = Store(settings)
-    if not store.task(task_id).state.is_end:
-        store.end_task(task_id, TaskState.CANCELLED, "the run ended before its end was recorded")
-    store.close()
+    try:
+        if store.task(entry.task_id).state.is_end:
+            return QueueState.ENDED
+        if state is QueueState.ENDED and queue.entry(entry.task_id).attempt == entry.attempt:
+            store.end_task(entry.task_id, TaskState.CANCELLED, "the run ended before its end was recorded")
+        return state
+    finally:
+        store.close()
 
 
 class _Keeper(threading.Thread):
-    """Says that the run lives, and sees when it is to stop or has been given up."""
+    """Says that the run lives, and sees when it is to stop or has been given up.
+
+    What it does to the main thread, it does under a lock that the main thread takes to leave the block: an interrupt
+    that came later would meet the handler of before, by default the end of the process. The handler itself runs in the
+    main thread, maybe while that holds the lock, and takes none.
+    """
 
     def __init__(self, entry: QueueEntry, settings: Settings):
         super().__init__(name="alto-lease", daemon=True)
         self._entry, self._settings = entry, settings
         self._done = threading.Event()
+        self._lock = threading.Lock()
         self._closing = False
         self._stop_request: StopRequest | None = None
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Inside the block a request to stop raises `TaskStopped` in the main thread when its grace is over."""
+        """Inside the block a request to stop raises `TaskStopped` in the main thread when its grace is over.
+
+        So does SIGTERM, at once: the machine wants the process gone, and the task goes on in another one.
+        """
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            if not self._closing and self._stop_request is not None:
+            stop = self._stop_request or (StopRequest.PREEMPT if number == signal.SIGTERM else None)
+            if not self._closing and stop is not None:
                 self._closing = True
-                raise TaskStopped(self._stop_request)
+                raise TaskStopped(stop)
 
-        before = signal.signal(signal.SIGUSR1, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGUSR1, signal.SIGTERM)}
         try:
             yield
         finally:
             self._closing = True
-            signal.signal(signal.SIGUSR1, before)
+            with self._lock:
+                signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # drops one that is on its way
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def stop(self) -> None:
-        """Return when the thread has ended."""
+        """Return when the thread has ended. From then on nothing ends this process."""
         self._closing = True
-        self._done.set()
+        with self._lock:
+            self._done.set()
         if self.is_alive():
             self.join()
 
@@ -152,12 +175,18 @@ class _Keeper(threading.Thread):
             if current.stop is not None:
                 self._stop_request = current.stop
                 asked = asked or now
-                if now - asked >= STOP_GRACE_SECONDS and not self._closing:
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                if now - asked >= STOP_GRACE_SECONDS:
+                    self._interrupt()
         queue.close()
+
+    def _interrupt(self) -> None:
+        with self._lock:
+            if not self._closing:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def _give_up(self, why: str) -> None:
         """No cleaning up: what this process would write is another run's by now."""
-        if not self._done.is_set():
-            logger.error("task %s, attempt %s ends here: %s", self._entry.task_id, self._entry.attempt, why)
-            os._exit(GIVEN_UP_EXIT_CODE)
+        with self._lock:
+            if not self._done.is_set():
+                logger.error("task %s, attempt %s ends here: %s", self._entry.task_id, self._entry.attempt, why)
+                os._exit(GIVEN_UP_EXIT_CODE)

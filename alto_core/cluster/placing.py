@@ -6,7 +6,7 @@ from alto_core.cluster.situation import Situation, kept_plan, read_situation
 from alto_core.domain import QueueState, StopRequest
 from alto_core.scheduling.admission import admit
 from alto_core.scheduling.instance import Instance, Placement, Plan
-from alto_core.scheduling.planner import PlannerOptions, make_plan
+from alto_core.scheduling.planner import ESTIMATE_SLACK, PlannerOptions, make_plan
 from alto_core.scheduling.preemption import tasks_to_preempt
 from alto_core.settings import Settings
 from alto_core.store import Queue
@@ -25,7 +25,7 @@ def plan_now(settings: Settings) -> tuple[Situation, Plan]:
         situation.hosts,
         situation.running,
         usage=situation.usage,
-        options=PlannerOptions(seconds=seconds),
+        options=PlannerOptions(seconds=seconds, slack=ESTIMATE_SLACK),
     )
     return situation, plan
 

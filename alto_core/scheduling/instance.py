@@ -127,7 +127,7 @@ class Plan:
     tardiness: int
     """Seconds by which deadlines are missed, summed over the tasks."""
     method: str
-    """What made it: a list order, `lanes`, `cp-sat`, or several of them for several priority classes."""
+    """What made it: a list order, `lanes`, `branching`, `cp-sat`, or several of them for several priority classes."""
     solver_status: str
     """Of CP-SAT, for example OPTIMAL or UNKNOWN; empty when it was not needed."""
     solve_seconds: float

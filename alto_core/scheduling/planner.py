@@ -1,4 +1,4 @@
-"""From what waits and runs to a plan: list schedules first, then annealing and CP-SAT while the gap is worth closing.
+"""From what waits and runs to a plan: list schedules first, then searches while the gap is worth closing.
 
 Priority classes are planned one after the other, each around those before it. Whatever a search returns is checked like
 a stranger's, and the best list schedule stands until something better is proven right; so there is always a valid plan,
@@ -16,6 +16,8 @@ from alto_core.domain import Priority
 from alto_core.scheduling import inter_task, list_scheduling
 from alto_core.scheduling.admission import TaskRequest, admit
 from alto_core.scheduling.bounds import makespan_bound
+from alto_core.scheduling.branching import MAX_TASKS, branch
+from alto_core.scheduling.effort import Effort
 from alto_core.scheduling.gpu_choice import choose_gpus
 from alto_core.scheduling.instance import Booking, Host, Instance, Plan, RunningTask, WaitingTask, tardiness_of
 from alto_core.scheduling.lanes import LaneProblem, balance_lanes
@@ -24,6 +26,12 @@ from alto_core.scheduling.validate import booking_faults, plan_faults
 
 FAIR_SLACK = 0.05
 """By this share a plan may end later when it treats owners fairly."""
+ESTIMATE_SLACK = 0.03
+"""By this share a plan may end later when it is the longest-first list and durations are upper estimates.
+
+Where tasks end early, smaller differences between plans mean nothing, and what starts long tasks first has only short
+ones left at the end. In simulations with true durations of 25 to 100 % this is better than either rule alone.
+"""
 MAX_EXACT_CHOICES = 1500
 """Tasks times hosts up to which the exact model is of use within seconds."""
 
@@ -41,6 +49,8 @@ class PlannerOptions:
     """For all searches together; 0 takes the best list schedule."""
     gap: float = 0.005
     """A plan proven to be within this share of the best one is good enough."""
+    slack: float = 0.0
+    """The longest-first list is taken unless another plan ends earlier by more than this share."""
     num_workers: int = 2
     """Threads of CP-SAT."""
     seed: int = 0
@@ -121,16 +131,27 @@ class _ClassSearch:
 
     def run(self) -> _Candidate:
         """The best plan of this class."""
-        best = min(self._lists(), key=lambda candidate: candidate.score)
+        lists = self._lists()
+        best, steady = min(lists, key=lambda candidate: candidate.score), lists[0]
+        if self._is_as_good(steady, self._options.slack, tardiness=0, end=self.bound):
+            return self._fair(steady)  # whatever a search found, this would be taken
         seconds = self._options.seconds
         choices = len(self._tasks) * len(self._instance.hosts)
         if self._worth_more(best) and self._lanes_apply():
             share = 0.5 if choices <= FEW_CHOICES else 1.0
             best = self._better(best, self._by_lanes(seconds * share))
             seconds *= 1 - share
+        if self._worth_more(best) and self._branching_applies():
+            seconds /= 2
+            best = self._better(best, self._by_branching(best, seconds))
         if self._worth_more(best) and choices <= MAX_EXACT_CHOICES and seconds > 0:
             best = self._better(best, self._by_solver(best, seconds))
+        if self._is_as_good(steady, self._options.slack, tardiness=best.tardiness, end=best.end):
+            best = steady
         return self._fair(best)
+
+    def _is_as_good(self, candidate: _Candidate, slack: float, *, tardiness: int, end: int) -> bool:
+        return candidate.tardiness <= tardiness and candidate.end <= end * (1 + slack)
 
     def _worth_more(self, best: _Candidate) -> bool:
         return self._options.seconds > 0 and (best.tardiness > 0 or best.end > self.bound * (1 + self._options.gap))
@@ -167,11 +188,17 @@ class _ClassSearch:
         hosts = self._instance.hosts
         return (
             len(hosts) > 1
-            and not self._booked
+            and self._only_durations_matter()
             and len({len(host.gpus) for host in hosts}) == 1
             and all(task.fits(host) for task in self._tasks for host in hosts)
-            and not any(task.release or task.deadline is not None for task in self._tasks)
         )
+
+    def _branching_applies(self) -> bool:
+        """So few tasks on one host that all plans can be gone through."""
+        return len(self._instance.hosts) == 1 and len(self._tasks) <= MAX_TASKS and self._only_durations_matter()
+
+    def _only_durations_matter(self) -> bool:
+        return not self._booked and not any(task.release or task.deadline is not None for task in self._tasks)
 
     def _by_lanes(self, seconds: float) -> _Candidate:
         hosts = self._instance.hosts
@@ -199,6 +226,15 @@ class _ClassSearch:
             for task, slot in zip(self._tasks, slots, strict=True)
         ]
         return self._candidate(bookings, "lanes")
+
+    def _by_branching(self, best: _Candidate, seconds: float) -> _Candidate | None:
+        options = self._options
+        effort = Effort(seconds=seconds, reproducible=options.reproducible)
+        found = branch(self._instance, self._tasks, end=best.end, bound=self.bound, effort=effort)
+        candidate = self._candidate(found.bookings, "branching") if found.bookings else None
+        if found.is_complete:
+            self.bound = (candidate or best).end
+        return candidate
 
     def _taken(self, host: Host) -> list[int]:
         """How long each GPU of a host is taken, the wide running tasks side by side first."""
@@ -245,9 +281,7 @@ class _ClassSearch:
             return best
         order = list_scheduling.fair_order(self._tasks, self._instance.usage)
         fair = self._candidate(list_schedule(self._instance, order, booked=self._booked), "fair")
-        if fair.tardiness <= best.tardiness and fair.end <= best.end * (1 + FAIR_SLACK):
-            return fair
-        return best
+        return fair if self._is_as_good(fair, FAIR_SLACK, tardiness=best.tardiness, end=best.end) else best
 
 
 def _plan(instance: Instance, bookings: Sequence[Booking], bound: int) -> Plan:

@@ -37,21 +37,11 @@ class SimulatedTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One task as it was carried out."""
-
-    task_id: str
-    host_id: str
-    gpus: tuple[int, ...]
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """What came of a policy."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[Placement, ...]
+    """Each task as it was carried out."""
     makespan: int
     num_plans: int
     busy_gpu_seconds: int
@@ -117,10 +107,10 @@ class _Cluster:
         self._hosts = tuple(hosts)
         self._tasks: Mapping[str, SimulatedTask] = {task.task_id: task for task in tasks}
         self._now = 0
-        self._running: dict[str, Run] = {}
+        self._running: dict[str, Placement] = {}
         self._usage: dict[str, float] = {}
         self.waiting: dict[str, SimulatedTask] = {}
-        self.runs: list[Run] = []
+        self.runs: list[Placement] = []
         self.events = [(task.arrival, task.task_id) for task in tasks]
         """Arrivals of tasks that do not run yet, ends of those that do."""
         heapq.heapify(self.events)
@@ -136,7 +126,7 @@ class _Cluster:
     def start(self, placement: Placement, latency_seconds: int) -> None:
         task = self.waiting.pop(placement.task_id)
         start = self._now + latency_seconds
-        run = Run(
+        run = Placement(
             task_id=task.task_id,
             host_id=placement.host_id,
             gpus=placement.gpus,

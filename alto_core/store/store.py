@@ -192,6 +192,13 @@ class Store:
         with self._database.reading() as session:
             return session.get(TaskRow, task_id) is not None
 
+    def open_tasks(self) -> tuple[TaskRecord, ...]:
+        """The tasks that have not ended, oldest first."""
+        open_states = [state for state in TaskState if not state.is_end]
+        query = select(TaskRow).where(col(TaskRow.state).in_(open_states)).order_by(col(TaskRow.created_at))
+        with self._database.reading() as session:
+            return tuple(task_record(row) for row in session.exec(query))
+
     def task(self, task_id: str) -> TaskRecord:
         """One task.
 

@@ -11,18 +11,26 @@ from flows.cli.output import dump, stdout_for
 
 
 def run_reconcile(*, as_json: bool) -> None:
-    """Take dead runs' GPUs back and print what was found. Without a Prefect server signs of life alone decide."""
+    """Take back from what is dead, set its records to the truth, and print what was found.
+
+    Without a Prefect server signs of life alone decide, and the embedded one is started only to be told of dead runs.
+    """
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
         if settings.prefect_api_url is None:
+            from alto_core.cluster.dead_tasks import end_dead_tasks
             from alto_core.cluster.recovery import recover
 
-            findings = recover(settings)
-        else:
-            from flows.reconcile import take_back
+            findings = (*recover(settings), *end_dead_tasks(settings))
+            if any(finding.flow_run_id for finding in findings):
+                from flows.reconcile import mark_crashed
 
-            findings = take_back()
+                mark_crashed(findings)
+        else:
+            from flows.reconcile import sweep
+
+            findings = sweep()
         if as_json:
             for finding in findings:
                 print(dump({"event": "found", **dataclasses.asdict(finding)}), file=stream)

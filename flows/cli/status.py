@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alto_core import wording
+from alto_core.cluster.dead_tasks import end_dead_tasks
 from alto_core.settings import load_settings
 from alto_core.store import Store, TaskRecord
 from flows.cli.live_view import TASK_STYLES, render_view
@@ -25,6 +26,7 @@ MAX_TASKS = 50
 def run_status(task_id: str | None, *, follow: bool, as_json: bool) -> None:
     """Print and return; with `follow` return when the task, by default the latest, has ended."""
     settings = load_settings()
+    end_dead_tasks(settings)
     store = Store(settings)
     console = Console(highlight=False)
     if task_id is None and not follow:

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from alto_core.cluster.dead_tasks import end_dead_tasks
 from alto_core.config import load_task
 from alto_core.domain import TaskState
 from alto_core.errors import AltoError
@@ -52,9 +53,11 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
     task_id = store.new_task_id(task.name)
 
     def run() -> None:
+        from flows.reconcile import mark_crashed
         from flows.tune import tune
 
         with _ended(store, task_id):
+            mark_crashed(end_dead_tasks(settings))
             tune(task, task_id=task_id, task_file=file)
 
     run_shown(run, Watcher(store, task_id), settings, as_json=as_json, plain=plain)

@@ -67,7 +67,10 @@ def _join(
     # Prefect reads the address of its server when it is imported
     from flows.deployments import CONTROL_POOL, deploy_control, deploy_host, pool_name
     from flows.host import HostAgent
+    from flows.reconcile import sweep
 
+    for finding in sweep():  # what died while nobody looked
+        console.print(Text(finding.text, style="dim"))
     deploy_host(host_id)
     pools = [pool_name(host_id)]
     if is_first:

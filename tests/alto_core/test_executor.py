@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from alto_core.checkpointing import Checkpointer
 from alto_core.config import TuningTask
@@ -19,6 +21,7 @@ from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.executor import Executor, JobRun
 from alto_core.preparation import TaskPlan, plan_task
+from alto_core.profiling.leaks import held_bytes
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def train(
     runs: Sequence[JobRun],
     *,
     num_slots: int = 8,
-    verdicts: Callable[[Boundary], Sequence[Verdict]] = lambda _: (),
+    verdicts: Callable[[Boundary], Sequence[Verdict | JobRun]] = lambda _: (),
     job_ids: Sequence[str] = (),
     **executor: Any,
 ) -> list[Boundary]:
@@ -232,3 +235,41 @@ def test_a_job_that_cannot_be_admitted_fails_alone(plan: TaskPlan, tmp_path: Pat
     for job in plan.jobs:
         if job.lora_rank == 4:
             assert len(curve(boundaries, job)) == plan.budgets[job.job_id].total_steps
+
+
+def test_five_jobs_ready_at_once_never_share_four_slots(plan: TaskPlan, tmp_path: Path) -> None:
+    """At one boundary a verdict frees a slot for which several wait, and a stretch that is sent in asks for one too."""
+    runs = runs_of(plan, tmp_path)
+    back = runs.pop()
+    sent: list[JobRun] = []
+
+    def end_one_and_send_one(boundary: Boundary) -> Sequence[Verdict | JobRun]:
+        if sent:
+            return []
+        sent.append(back)
+        return [end(boundary.running[0], 1), back]
+
+    boundaries = train(plan, runs, num_slots=4, verdicts=end_one_and_send_one)
+    assert [len(b.running) for b in boundaries[:2]] == [4, 4], "the freed slot is filled, and no fifth one made"
+    assert max(len(b.running) for b in boundaries) == 4
+    last = {record.job_id: record.step for b in boundaries for record in b.steps}
+    assert sorted(last.values()) == [1] + [20] * 7, "who waited had its turn"
+
+
+def test_memory_is_flat_over_twenty_jobs_in_one_slot(tiny_task: Callable[..., TuningTask], tmp_path: Path) -> None:
+    space = {"learning_rate": [i * 1e-4 for i in range(1, 21)], "lora_rank": 2, "adapter_batch_size": 2}
+    plan = plan_task(tiny_task(search_space=space, budget={"steps": 2, "eval_interval_fraction": 1.0}))
+    seen: set[str] = set()
+    levels: dict[int, int] = {}
+
+    def look(boundary: Boundary) -> Sequence[Verdict]:
+        seen.update(boundary.running)
+        if len(seen) in (5, 20):
+            gc.collect()
+            levels[len(seen)] = held_bytes(torch.device("cpu"))
+        return []
+
+    train(plan, runs_of(plan, tmp_path), num_slots=1, verdicts=look)
+    assert len(seen) == 20
+    adapter = (tmp_path / plan.jobs[0].job_id / "adapter" / "adapter_model.safetensors").stat().st_size
+    assert levels[20] - levels[5] < adapter, "fifteen jobs leave less than one adapter behind"

@@ -23,6 +23,7 @@ from alto_core.domain import Priority, QueueState, StopRequest, TaskState
 from alto_core.errors import StoreError
 from alto_core.settings import Settings
 from alto_core.store import Demand, Fleet, KeptPlacement, KeptPlan, Queue, Store
+from tests.conftest import NO_PROCESS
 
 
 def _postgres() -> ModuleType:
@@ -108,8 +109,8 @@ def test_a_run_goes_through_claim_begin_and_release(cluster: Settings) -> None:
     assert attempt == 1
     assert holders(cluster)["left"] == {0: None, 1: "demo-1"}
     queue.note_flow_run("demo-1", attempt, "flow-run")
-    entry = queue.begin("demo-1", attempt, 4711)
-    assert (entry.state, entry.gpus, entry.host_id, entry.process_id) == (QueueState.RUNNING, (1,), "left", 4711)
+    entry = queue.begin("demo-1", attempt, NO_PROCESS)
+    assert (entry.state, entry.gpus, entry.host_id, entry.process_id) == (QueueState.RUNNING, (1,), "left", NO_PROCESS)
     queue.beat("demo-1", attempt)
     assert queue.entry("demo-1").flow_run_id == "flow-run"
     assert queue.release("demo-1", attempt, QueueState.ENDED, "done")
@@ -134,13 +135,13 @@ def test_a_claim_is_begun_once_and_not_after_it_was_given_up(cluster: Settings) 
     queue = Queue(cluster)
     first = queue.claim("demo-1", "left", [0])
     assert first is not None
-    queue.begin("demo-1", first, 1)
+    queue.begin("demo-1", first, NO_PROCESS)
     with pytest.raises(StoreError, match="A task runs once at a time"):
-        queue.begin("demo-1", first, 2)
+        queue.begin("demo-1", first, NO_PROCESS)
     assert queue.release("demo-1", first, QueueState.WAITING, "its process is gone", died=True)
     second = queue.claim("demo-1", "right", [0])
     with pytest.raises(StoreError, match="attempt 2"):
-        queue.begin("demo-1", first, 1)
+        queue.begin("demo-1", first, NO_PROCESS)
     assert not queue.release("demo-1", first, QueueState.ENDED, "a run that was given up")
     assert queue.entry("demo-1").num_failures == 1
     assert second == 2
@@ -156,7 +157,7 @@ def test_a_request_to_stop_reaches_a_run_and_changes_a_waiting_task_at_once(clus
         queue.unpause("demo-1")
     attempt = queue.claim("demo-1", "left", [0])
     assert attempt is not None
-    queue.begin("demo-1", attempt, 1)
+    queue.begin("demo-1", attempt, NO_PROCESS)
     queue.request_stop("demo-1", StopRequest.CANCEL)
     queue.request_stop("demo-1", StopRequest.PREEMPT)
     assert queue.entry("demo-1").stop is StopRequest.CANCEL, "nothing less than what was asked before"
@@ -182,7 +183,7 @@ def test_a_claim_whose_run_has_not_begun_is_given_up_at_once(
     assert queue.request_stop("demo-1", stop).state is state
     assert holders(cluster) == FREE
     with pytest.raises(StoreError):
-        queue.begin("demo-1", attempt, 1)
+        queue.begin("demo-1", attempt, NO_PROCESS)
 
 
 def test_the_version_rises_when_another_plan_may_be_better_and_not_otherwise(cluster: Settings) -> None:
@@ -190,7 +191,7 @@ def test_the_version_rises_when_another_plan_may_be_better_and_not_otherwise(clu
     before = queue.version()
     attempt = queue.claim("demo-1", "left", [0])
     assert attempt is not None
-    queue.begin("demo-1", attempt, 1)
+    queue.begin("demo-1", attempt, NO_PROCESS)
     queue.beat("demo-1", attempt)
     fleet.beat("left")
     assert queue.version() == before

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.states import Crashed, Running
+from prefect.runtime import flow_run
+from prefect.states import Cancelling, Crashed, Running
 
 from alto_core.cluster import stop
+from alto_core.cluster.recovery import recover
 from alto_core.config import TuningTask
 from alto_core.domain import JobState, QueueState, StopRequest, TaskState
 from alto_core.errors import StoreError
@@ -18,9 +22,10 @@ from alto_core.settings import load_settings
 from alto_core.store import Demand, Fleet, Queue, Store
 from alto_core.tracking import Tracker
 from flows.deployments import deploy_host
-from flows.reconcile import take_back
+from flows.reconcile import sweep, take_back
 from flows.schedule import schedule, schedule_here
 from flows.tune import tune_queued, tune_result
+from tests.conftest import NO_PROCESS
 
 pytestmark = [pytest.mark.usefixtures("prefect_server", "workspace_home"), pytest.mark.slow]
 TinyTask = Callable[..., TuningTask]
@@ -112,10 +117,39 @@ def test_a_cancelled_run_ends_everywhere_and_keeps_its_checkpoints(
     assert set(runs.job_run_ids) >= {record.job_id for record in open_jobs}
 
 
+def test_sigterm_makes_room_and_a_flow_run_cancelled_in_prefect_cancels_its_task(
+    tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = submit(tiny_task(), queue)
+    asked, states = Store.update_jobs, [None, Cancelling()]
+
+    def terminate_at_step_nine(store: Store, task_id: str, updates: list) -> None:  # type: ignore[type-arg]
+        asked(store, task_id, updates)
+        if any(update.step == 9 for update in updates) and states:
+            state = states.pop(0)
+            if state is not None:
+                with get_client(sync_client=True) as client:
+                    client.set_flow_run_state(UUID(flow_run.id), state, force=True)
+            assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None), "it would end this test"
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Store, "update_jobs", terminate_at_step_nine)
+    first = tune_queued(task_id, claim(queue, task_id, monkeypatch), return_state=True)
+    assert (first.name, first.message) == ("Cancelled", "asked to preempt")
+    assert queue.entry(task_id).state is QueueState.WAITING
+    assert Store(load_settings()).task(task_id).state is TaskState.QUEUED
+    assert holders() == [None, None]
+    second = tune_queued(task_id, claim(queue, task_id, monkeypatch), return_state=True)
+    assert (second.name, second.message) == ("Cancelled", "asked to cancel")
+    assert queue.entry(task_id).state is QueueState.ENDED
+    assert Store(load_settings()).task(task_id).state is TaskState.CANCELLED
+    assert not states
+
+
 def test_a_flow_refuses_to_start_twice(tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     task_id = submit(tiny_task(), queue)
     attempt = claim(queue, task_id, monkeypatch)
-    queue.begin(task_id, attempt, 1)
+    queue.begin(task_id, attempt, NO_PROCESS)
     with pytest.raises(StoreError, match="A task runs once at a time"):
         tune_queued(task_id, attempt)
     assert queue.entry(task_id).state is QueueState.RUNNING, "the first one is not disturbed"
@@ -156,7 +190,7 @@ def test_a_flow_run_that_ended_without_a_word_is_taken_back_and_one_left_running
     (run_id,) = schedule_here("test")
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(run_id), Running(), force=True)
-    queue.begin(task_id, 1, 1)
+    queue.begin(task_id, 1, NO_PROCESS)
     assert take_back() == ()
     monkeypatch.setenv("ALTO_LEASE_SECONDS", "5")
     import time
@@ -169,3 +203,29 @@ def test_a_flow_run_that_ended_without_a_word_is_taken_back_and_one_left_running
         state = client.read_flow_run(UUID(run_id)).state
     assert state is not None
     assert (state.name, state.message) == (Crashed().name, finding.text)
+
+
+def test_a_dead_run_that_somebody_else_took_back_is_marked_in_prefect(
+    tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent of a host takes runs back without Prefect, and a worker that was lost with its host says nothing."""
+    deploy_host("left")
+    dead, alive = submit(tiny_task(), queue), submit(tiny_task(), queue)
+    run_ids = schedule_here("test")
+    with get_client(sync_client=True) as client:
+        for run_id in run_ids:
+            client.set_flow_run_state(UUID(run_id), Running(), force=True)
+    for task_id in (dead, alive):
+        queue.begin(task_id, 1, NO_PROCESS)
+    before = queue.entry(dead).flow_run_id
+    with monkeypatch.context() as patch:
+        patch.setattr("alto_core.store.queue._now", lambda: datetime.now(UTC) - timedelta(minutes=2))
+        recover(load_settings(), is_gone=lambda entry: entry.task_id == dead)
+    assert queue.entry(dead).state is QueueState.WAITING
+    sweep()
+    with get_client(sync_client=True) as client:
+        states = {run_id: client.read_flow_run(UUID(run_id)).state for run_id in run_ids}
+    assert {run_id for run_id, state in states.items() if state and state.is_crashed()} == {before}
+    assert {state.message for state in states.values() if state and state.is_crashed()} == {
+        f"attempt 1 of task {dead} was given up"
+    }

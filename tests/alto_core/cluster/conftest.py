@@ -19,6 +19,21 @@ BUDGET = JobBudget(total_steps=40, warmup_steps=4, eval_steps=(4, 40))
 Submit = Callable[..., LoraJob]
 
 
+def task_content(owner: str = "me") -> dict[str, Any]:
+    return {
+        "name": "demo",
+        "owner": owner,
+        "model": {"name": "org/tiny"},
+        "data": {"source": "rows.jsonl"},
+        "search_space": {"learning_rate": 1e-3, "lora_rank": 8},
+        "budget": {"steps": 40},
+    }
+
+
+def make_job() -> LoraJob:
+    return LoraJob(learning_rate=1e-3, lora_rank=8, lora_alpha=16.0, adapter_batch_size=4, target_modules=("q_proj",))
+
+
 @pytest.fixture
 def queue(settings: Settings) -> Iterator[Queue]:
     for host_id in ("left", "right"):
@@ -33,18 +48,7 @@ def submit(settings: Settings, queue: Queue) -> Submit:
     """Records a task of one job and puts it into the queue."""
 
     def add(task_id: str, **demand: Any) -> LoraJob:
-        owner = demand.pop("owner", "me")
-        content = {
-            "name": "demo",
-            "owner": owner,
-            "model": {"name": "org/tiny"},
-            "data": {"source": "rows.jsonl"},
-            "search_space": {"learning_rate": 1e-3, "lora_rank": 8},
-            "budget": {"steps": 40},
-        }
-        job = LoraJob(
-            learning_rate=1e-3, lora_rank=8, lora_alpha=16.0, adapter_batch_size=4, target_modules=("q_proj",)
-        )
+        content, job = task_content(owner=demand.pop("owner", "me")), make_job()
         store = Store(settings)
         store.add_task(task_id, parse_task(content), (job,), {job.job_id: BUDGET})
         store.close()

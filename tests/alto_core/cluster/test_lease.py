@@ -16,6 +16,7 @@ from alto_core.errors import StoreError
 from alto_core.interruption import TaskStopped
 from alto_core.settings import Settings
 from alto_core.store import Fleet, JobUpdate, Queue, QueueEntry, Store
+from tests.conftest import NO_PROCESS
 
 from .conftest import Submit, wait_until
 
@@ -40,7 +41,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def hold(settings: Settings, start_process: Start, queue: Queue) -> Callable[..., subprocess.Popen[str]]:
     """A process that holds the GPUs of a fresh claim, and has begun."""
 
-    def start(task_id: str, *gpus: int, lease_seconds: float = 5) -> subprocess.Popen[str]:
+    def start(task_id: str, *gpus: int, lease_seconds: float = 5, program: str = HOLDER) -> subprocess.Popen[str]:
         attempt = queue.claim(task_id, "left", gpus)
         assert attempt is not None
         environment = {
@@ -48,7 +49,7 @@ def hold(settings: Settings, start_process: Start, queue: Queue) -> Callable[...
             "ALTO_LEASE_SECONDS": str(lease_seconds),
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
         }
-        process = start_process(HOLDER, task_id, str(attempt), **environment)
+        process = start_process(program, task_id, str(attempt), **environment)
         assert process.stdout and process.stdout.readline() == "holds\n"
         return process
 
@@ -69,7 +70,7 @@ def test_gpus_are_given_back_however_the_run_ends(settings: Settings, queue: Que
                 assert (entry.gpus, entry.state) == ((1,), QueueState.RUNNING)
                 assert len(free_gpus(settings)) == 3
                 with pytest.raises(StoreError, match="A task runs once at a time"):
-                    queue.begin(task_id, attempt, 1)
+                    queue.begin(task_id, attempt, NO_PROCESS)
                 if error is not None:
                     raise error
         except (ValueError, KeyboardInterrupt):
@@ -128,6 +129,72 @@ def test_a_run_that_asks_nothing_is_interrupted_when_its_grace_is_over(
     assert len(free_gpus(settings)) == 4
 
 
+SLOW_INTERRUPT = """
+import signal, sys, threading, time
+from alto_core.cluster import lease
+from alto_core.domain import TaskState
+from alto_core.settings import load_settings
+from alto_core.store import Store
+
+decided, send = threading.Event(), signal.pthread_kill
+
+def send_late(thread: int, number: int) -> None:
+    decided.set()
+    time.sleep(0.5)
+    send(thread, number)
+
+lease.signal.pthread_kill = send_late
+with lease.held_gpus(sys.argv[1], int(sys.argv[2]), load_settings()):
+    print("holds", flush=True)
+    decided.wait()
+    Store(load_settings()).end_task(sys.argv[1], TaskState.FINISHED)
+print("goes on", flush=True)
+"""
+
+
+def test_an_interrupt_that_was_decided_on_when_the_run_ended_does_not_end_the_process(
+    settings: Settings, queue: Queue, submit: Submit, hold: Start
+) -> None:
+    """Between the keeper's decision and its signal the block is left, and the handler of before would be met."""
+    submit("demo-1")
+    process = hold("demo-1", 0, program=SLOW_INTERRUPT)
+    queue.request_stop("demo-1", StopRequest.PAUSE)
+    output, _ = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("goes on\n", 0)
+    assert queue.entry("demo-1").state is QueueState.ENDED
+    assert Store(settings).task("demo-1").state is TaskState.FINISHED
+
+
+def test_a_task_that_ended_in_its_last_second_is_not_paused(settings: Settings, queue: Queue, submit: Submit) -> None:
+    submit("demo-1")
+    attempt = queue.claim("demo-1", "left", [0])
+    assert attempt is not None
+    with (
+        pytest.raises(TaskStopped),
+        held_gpus("demo-1", attempt, settings, {"CUDA_VISIBLE_DEVICES": "0"}),
+    ):
+        Store(settings).end_task("demo-1", TaskState.FINISHED)
+        raise TaskStopped(StopRequest.PAUSE)
+    assert queue.entry("demo-1").state is QueueState.ENDED
+
+
+def test_a_run_that_was_given_up_does_not_end_the_task_of_the_run_after_it(
+    settings: Settings, queue: Queue, submit: Submit
+) -> None:
+    submit("demo-1")
+    attempt = queue.claim("demo-1", "left", [0])
+    assert attempt is not None
+    with (
+        pytest.raises(KeyboardInterrupt),
+        held_gpus("demo-1", attempt, settings, {"CUDA_VISIBLE_DEVICES": "0"}),
+    ):
+        queue.release("demo-1", attempt, QueueState.WAITING, "no sign of life", died=True)
+        assert queue.claim("demo-1", "right", [0]) == attempt + 1
+        raise KeyboardInterrupt
+    assert Store(settings).task("demo-1").state is TaskState.QUEUED
+    assert queue.entry("demo-1").state is QueueState.CLAIMED
+
+
 def test_a_run_that_was_given_up_ends_its_process(
     queue: Queue, submit: Submit, hold: Start, settings: Settings
 ) -> None:
@@ -173,7 +240,7 @@ def test_silence_for_a_lease_is_death(settings: Settings, queue: Queue, submit: 
     submit("demo-1")
     submit("slow-1")
     queue.claim("demo-1", "left", [0])
-    queue.begin("demo-1", 1, 1)
+    queue.begin("demo-1", 1, NO_PROCESS)
     queue.claim("slow-1", "left", [1])
     later = datetime.now(UTC) + timedelta(seconds=settings.lease_seconds + 1)
     (finding,) = recover(settings, now=later)
@@ -216,7 +283,7 @@ def test_a_silent_host_is_lost_and_a_task_whose_runs_keep_dying_fails(
 
     for attempt in range(1, MAX_FAILURES + 1):
         assert queue.claim("demo-1", "left", [0]) == attempt
-        queue.begin("demo-1", attempt, 1)
+        queue.begin("demo-1", attempt, NO_PROCESS)
         recover(settings, is_gone=is_gone)
     assert queue.entry("demo-1").state is QueueState.ENDED
     assert ends == [(f"{MAX_FAILURES} runs died, the last one: its process is gone", TaskState.FAILED)]

@@ -12,6 +12,7 @@ from alto_core.cluster.situation import kept_plan, read_situation
 from alto_core.domain import JobState, Priority, QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Fleet, JobUpdate, Queue, Store
+from tests.conftest import NO_PROCESS
 
 from .conftest import Submit
 
@@ -19,7 +20,7 @@ from .conftest import Submit
 def begin(queue: Queue, task_id: str, host_id: str, *gpus: int) -> None:
     attempt = queue.claim(task_id, host_id, gpus)
     assert attempt is not None
-    queue.begin(task_id, attempt, 1)
+    queue.begin(task_id, attempt, NO_PROCESS)
 
 
 def test_what_starts_now_is_what_fits_beside_what_runs(settings: Settings, queue: Queue, submit: Submit) -> None:

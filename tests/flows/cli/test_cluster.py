@@ -13,6 +13,7 @@ from alto_core.config import TuningTask
 from alto_core.domain import Priority, QueueState, TaskState
 from alto_core.settings import Settings
 from alto_core.store import Demand, Fleet, Queue, Store
+from tests.conftest import NO_PROCESS
 
 from .conftest import Invoke
 
@@ -146,7 +147,7 @@ def test_reconcile_says_what_it_found(
 ) -> None:
     queue = Queue(settings)
     queue.claim(queued, "left", [0, 1])
-    queue.begin(queued, 1, 1)
+    queue.begin(queued, 1, NO_PROCESS)
     monkeypatch.setenv("ALTO_LEASE_SECONDS", "5")
     import time
 
