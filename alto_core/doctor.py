@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 
 from alto_core import wording
 from alto_core.errors import AltoError
+from alto_core.redaction import without_secrets
 from alto_core.settings import Settings
 
 DISTRIBUTION = "alto-lora"
@@ -229,7 +230,7 @@ def _database(name: str, file: Path) -> Check:
 
 
 def _server(name: str, url: str, health_path: str, variable: str) -> Check:
-    shown = wording.without_credentials(url)
+    shown = without_secrets(url)
     try:
         with urllib.request.urlopen(url.rstrip("/") + health_path, timeout=5) as response:  # noqa: S310 - from the settings
             good = response.status == 200
@@ -238,7 +239,7 @@ def _server(name: str, url: str, health_path: str, variable: str) -> Check:
         good, found = False, f"{shown} answers {error.code}"
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        good, found = False, f"{shown} does not answer: {wording.without_credentials(str(reason))}"
+        good, found = False, f"{shown} does not answer: {without_secrets(str(reason))}"
     remedy = "" if good else f"Start that server, or unset {variable} to use an embedded database."
     return Check(name=name, health=Health.OK if good else Health.BROKEN, found=found, remedy=remedy)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from alto_core import wording
 from alto_core.budget import evaluation_share, job_budget, num_samples
 from alto_core.config import TuningTask
+from alto_core.containment import inside
 from alto_core.data.prepare import prepare_data
 from alto_core.data.rows import TaskData
 from alto_core.data.storage import save_task_data
@@ -110,7 +111,7 @@ def create_task(plan: TaskPlan, task_id: str, settings: Settings) -> None:
     """Record a plan under its id: rows on disk, jobs in the store, one MLflow run for the task and one per job."""
     folder = settings.task_folder(task_id)
     folder.mkdir(parents=True, exist_ok=True)
-    save_task_data(plan.data, folder / "data")
+    save_task_data(plan.data, inside(folder, "data"))
     store = Store(settings)
     store.add_task(task_id, plan.task, plan.jobs, plan.budgets)
     result = TaskResult(num_train_rows=len(plan.data.train.rows), data_report=plan.data.report.to_dict())

@@ -38,7 +38,7 @@ class Queue:
     """
 
     def __init__(self, settings: Settings):
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.make_home()
         self._database = Database(settings.store_url)
 
     def close(self) -> None:

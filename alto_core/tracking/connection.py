@@ -24,6 +24,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 
 from alto_core.errors import TrackingError
+from alto_core.redaction import without_secrets
 from alto_core.settings import Settings
 
 PATIENCE_SECONDS = 30.0
@@ -88,7 +89,8 @@ class Connection:
         """Time that callers were held up."""
         self.background = Stopwatch()
         """Time that the writer threads worked."""
-        self.home.mkdir(parents=True, exist_ok=True)
+        settings.make_home()
+        os.environ.update(settings.logins)
         for name, value in CLIENT_DEFAULTS.items():
             os.environ.setdefault(name, value)
         # its two lines about new tables would land in the middle of the live display
@@ -127,8 +129,8 @@ class Connection:
             pause = min(2 * pause, 2.0)
 
     def _tracking_error(self, what: str, error: Exception, passing: bool) -> TrackingError:
-        place = without_credentials(self.uri)
-        told = without_credentials(" ".join(str(error).split())[:500])
+        place = without_secrets(self.uri)
+        told = " ".join(str(error).split())[:500]
         if passing:
             advice = "Check that it runs and that its disk is not full, then resume the task."
             return UnreachableError(
@@ -149,11 +151,6 @@ def is_passing(error: Exception) -> bool:
             and (isinstance(error, RestException) or bool(_PASSING_TEXT.search(str(error))))
         )
     return isinstance(error, requests.RequestException)
-
-
-def without_credentials(text: str) -> str:
-    """The text with `user:password@` cut out of every URL in it."""
-    return re.sub(r"(\w+://)[^/@\s]+@", r"\1", text)
 
 
 class _HasConnection(Protocol):

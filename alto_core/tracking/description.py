@@ -17,7 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_I
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask
 from alto_core.domain import JobOutcome, JobState, LoraJob, Score, TaskState
-from alto_core.tracking.connection import without_credentials
+from alto_core.redaction import without_secrets
 from alto_core.tracking.names import clean_name
 
 TASK_ID = "alto.task_id"
@@ -86,6 +86,7 @@ def task_params(task: TuningTask, num_jobs: int, data: DatasetSummary) -> list[P
         "model": task.model.name,
         "model_revision": task.model.revision,
         "dtype": task.model.dtype,
+        "trust_remote_code": task.model.trust_remote_code,
         "data": data.source,
         "num_jobs": num_jobs,
         "epochs": task.budget.epochs,
@@ -158,14 +159,14 @@ def score_metrics(score: Score) -> dict[str, float]:
 
 def as_params(fields: Mapping[str, Any]) -> list[Param]:
     return [
-        Param(clean_name(name), shorten(str(value), MAX_PARAM_LENGTH))
+        Param(clean_name(name), shorten(without_secrets(str(value)), MAX_PARAM_LENGTH))
         for name, value in fields.items()
         if value is not None
     ]
 
 
 def as_tags(fields: Mapping[str, Any]) -> dict[str, str]:
-    return {clean_name(name): shorten(str(value), MAX_TAG_LENGTH) for name, value in fields.items()}
+    return {clean_name(name): shorten(without_secrets(str(value)), MAX_TAG_LENGTH) for name, value in fields.items()}
 
 
 def dataset_input(data: DatasetSummary) -> DatasetInput:
@@ -175,7 +176,7 @@ def dataset_input(data: DatasetSummary) -> DatasetInput:
         "num_test": data.num_test,
         "num_tokens": data.num_tokens,
     }
-    source = json.dumps({"source": without_credentials(data.source)})
+    source = json.dumps({"source": without_secrets(data.source)})
     dataset = Dataset(data.name, data.digest[:36], "alto", source, profile=json.dumps(profile))
     return DatasetInput(dataset, tags=[InputTag(MLFLOW_DATASET_CONTEXT, "training")])
 
