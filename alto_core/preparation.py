@@ -108,14 +108,20 @@ def plan_task(task: TuningTask) -> TaskPlan:
 
 
 def create_task(plan: TaskPlan, task_id: str, settings: Settings) -> None:
-    """Record a plan under its id: rows on disk, jobs in the store, one MLflow run for the task and one per job."""
+    """Record a plan under its id: rows on disk, jobs in the store, one MLflow run for the task and one per job.
+
+    Raises:
+        TaskFileError: the task's owner is someone else than who is logged in to MLflow.
+    """
+    tracker = Tracker(settings)
+    task = tracker.person.as_owner(plan.task)
     folder = settings.task_folder(task_id)
     folder.mkdir(parents=True, exist_ok=True)
     save_task_data(plan.data, inside(folder, "data"))
     store = Store(settings)
-    store.add_task(task_id, plan.task, plan.jobs, plan.budgets)
+    store.add_task(task_id, task, plan.jobs, plan.budgets)
     result = TaskResult(num_train_rows=len(plan.data.train.rows), data_report=plan.data.report.to_dict())
-    runs = Tracker(settings).open_task(plan.task, task_id, plan.jobs, _summarize(plan))
+    runs = tracker.open_task(task, task_id, plan.jobs, _summarize(plan))
     runs.release()
     store.set_task_fields(task_id, parent_run_id=runs.parent_run_id, result=result.to_dict())
     warnings = [EventDraft(kind="warning", text=plan.interval_note)] if plan.interval_note else []

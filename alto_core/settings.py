@@ -49,6 +49,11 @@ class Settings:
         return self.store_address or f"sqlite:///{self.home / 'store.db'}"
 
     @property
+    def has_embedded_mlflow(self) -> bool:
+        """Whether MLflow is an SQLite file, and no server."""
+        return self.mlflow_tracking_uri.startswith("sqlite:///")
+
+    @property
     def artifacts(self) -> Path:
         return self.home / "artifacts"
 

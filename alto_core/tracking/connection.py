@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -24,8 +25,10 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 
 from alto_core.errors import TrackingError
+from alto_core.ownership import Person
 from alto_core.redaction import without_secrets
 from alto_core.settings import Settings
+from alto_core.tracking.identity import person_of
 
 PATIENCE_SECONDS = 30.0
 """How long a call is repeated while MLflow is away, busy or locked."""
@@ -102,6 +105,11 @@ class Connection:
             self.call("open the tracking store", self.client.search_experiments, max_results=1)
             self.workspace = _workspace_id(self.home / "workspace-id")
 
+    @functools.cached_property
+    def person(self) -> Person:
+        """Who is logged in."""
+        return person_of(self)
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep other processes of this ALTO home out, while something is created that must exist once."""
@@ -136,7 +144,10 @@ class Connection:
             return UnreachableError(
                 f"could not {what}: MLflow at {place} gave no answer for {PATIENCE_SECONDS:g} s ({told}). {advice}"
             )
-        return TrackingError(f"could not {what}: MLflow at {place} refused it ({told})")
+        hint = ""
+        if isinstance(error, MlflowException) and error.get_http_status_code() == HTTPStatus.UNAUTHORIZED:
+            hint = ". Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        return TrackingError(f"could not {what}: MLflow at {place} refused it ({told}){hint}")
 
 
 class UnreachableError(TrackingError):

@@ -27,6 +27,8 @@ WORKSPACE = "alto.workspace"
 STATE = "alto.state"
 REASON = "alto.reason"
 GATE_RANK = "alto.gate_rank"
+OWNER = "alto.owner"
+"""Of a model version."""
 
 DEFAULT_EMA_ALPHA = 0.1
 """Weight of the newest loss in `train_loss_ema` where the task file's early-exit overrides name none."""
@@ -64,10 +66,11 @@ class JobRun:
     state: JobState
 
 
-def experiment_name(task: TuningTask, data: DatasetSummary) -> str:
-    """One experiment per base model and data set, so that MLflow's charts compare what can be compared."""
+def experiment_name(task: TuningTask, data: DatasetSummary, owner: str | None = None) -> str:
+    """One experiment per base model, data set and known owner, so that MLflow's charts compare what can be compared."""
     model = task.model.name.rstrip("/")
-    return f"{PurePath(model).name if PurePath(model).is_absolute() else model} on {data.name}"[:500]
+    name = f"{PurePath(model).name if PurePath(model).is_absolute() else model} on {data.name}"[:500]
+    return name if owner is None else f"{name}, {owner}"
 
 
 def task_tags(task: TuningTask, task_id: str, workspace: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 
 from alto_core.config import NAME_PATTERN
 from alto_core.errors import TrackingError
+from alto_core.ownership import Person
 from alto_core.tracking.adapters import adapter_digest, adapter_files
 from alto_core.tracking.connection import Connection, timed
 from alto_core.tracking.description import as_tags
@@ -55,6 +56,11 @@ class Registry:
 
     def __init__(self, connection: Connection):
         self._connection = connection
+
+    @property
+    def person(self) -> Person:
+        """Who is logged in to MLflow."""
+        return self._connection.person
 
     @timed
     def register(

@@ -55,7 +55,7 @@ def embedded_services(settings: Settings, mlflow_port: int, prefect_port: int) -
     """MLflow's and Prefect's servers, each unless the settings name one elsewhere."""
     services = []
     logs = settings.home / "logs"
-    if settings.mlflow_tracking_uri.startswith("sqlite:///"):
+    if settings.has_embedded_mlflow:
         _use_wal(settings.mlflow_tracking_uri)
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", settings.mlflow_tracking_uri]
         command += ["--artifacts-destination", str(settings.artifacts), "--host", LOOPBACK, "--port", str(mlflow_port)]
