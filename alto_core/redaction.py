@@ -27,10 +27,9 @@ MIN_SECRET_LENGTH = 6
 
 def without_secrets(text: str, environ: Mapping[str, str] | None = None) -> str:
     """The text with every login, key of a URL, and secret of the environment replaced by `***`."""
-    text = _URL_KEY.sub(rf"\1{HIDDEN}", _URL_LOGIN.sub(rf"\1{HIDDEN}@", text))
     for secret in _secrets(os.environ if environ is None else environ):
         text = text.replace(secret, HIDDEN)
-    return text
+    return _URL_KEY.sub(rf"\1{HIDDEN}", _URL_LOGIN.sub(rf"\1{HIDDEN}@", text))
 
 
 def has_login(url: str) -> bool:

@@ -243,7 +243,7 @@ class DataFiles(Kind):
         content = _written(rows, ending)
         file.write_bytes(content if damage is None else damaged(content, damage))
         data = DataSection.model_validate({"source": str(file), "validation": {"rows": 2}, **options})
-        prepared = names_it(lambda: prepare_data(data, self._model), file.name, "data.")
+        prepared = names_it(lambda: prepare_data(data, self._model), file.name, "data.", "data:")
         target = self._folder / "prepared"
         save_task_data(prepared, target)
         part = sorted(target.iterdir())[num_good % 3]
@@ -332,7 +332,7 @@ class Checkpoints(Kind):
                 tensor = tensors.pop(name)
                 other = {
                     "gone": {},
-                    "extra": {name: tensor, "foreign": tensor},
+                    "extra": {name: tensor, "foreign": tensor.clone()},
                     "renamed": {f"x{name}": tensor},
                     "transposed": {name: tensor.T.contiguous()},
                     "half": {name: tensor.half()},

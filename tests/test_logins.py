@@ -1,4 +1,4 @@
-"""docs/security.md with real servers: its commands are run, one task is tuned behind logins and TLS, secrets are looked for.
+"""docs/security.md with real servers: its commands are run, a task is tuned behind logins and TLS, secrets looked for.
 
 Every process may talk to this machine alone; what tries to reach another is refused and fails the test.
 """
@@ -82,7 +82,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:
-            if requests.get(url, timeout=5, verify=False).ok:  # our own certificate, just made
+            if requests.get(url, timeout=5, verify=str(log.with_name("alto.pem"))).ok:
                 return
         except requests.RequestException:
             time.sleep(0.3)
@@ -130,8 +130,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         prefect_line = command("prefect server").replace("--port 4200", f"--port {ports['prefect']}")
         waiting = [start(mlflow_line, f"{mlflow}/health"), start(prefect_line, f"{prefect}/api/health")]
         found = Servers(folder, environ, mlflow, mlflow, f"{prefect}/api")
+        make_certificate(folder)
         if shutil.which("nginx"):
-            make_certificate(folder)
             (folder / "nginx.conf").write_text(proxy_configuration(folder, ports))
             found.mlflow, found.prefect = (
                 f"https://localhost:{ports[f'{name}-tls']}{path}"
@@ -235,7 +235,8 @@ def test_who_is_not_logged_in_is_refused(
     servers: Servers, workspace_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert requests.get(f"{servers.mlflow_plain}/api/2.0/mlflow/experiments/search", timeout=20).status_code == 401
-    answer = requests.post(f"{servers.prefect}/flow_runs/filter", json={}, timeout=20, verify=False)
+    certificate = str(servers.folder / "alto.pem")
+    answer = requests.post(f"{servers.prefect}/flow_runs/filter", json={}, timeout=20, verify=certificate)
     assert answer.status_code == 401
     monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.mlflow_plain)
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):

@@ -6,6 +6,7 @@ What is refused is appended to the file that `LOOPBACK_ONLY_LOG` names. Looking 
 import os
 import socket
 import sys
+from pathlib import Path
 
 LOCAL_NAMES = {"", "localhost", "0.0.0.0", "::", "::1", socket.gethostname(), socket.getfqdn()}
 
@@ -22,7 +23,7 @@ def watch(event: str, arguments: tuple) -> None:
     elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
         host = arguments[0]
     if not is_local(host):
-        with open(os.environ["LOOPBACK_ONLY_LOG"], "a") as log:
+        with Path(os.environ["LOOPBACK_ONLY_LOG"]).open("a") as log:
             log.write(f"{event} {host} by {' '.join(sys.orig_argv)[:200]}\n")
         raise OSError(f"{event} to {host} is refused")
 
