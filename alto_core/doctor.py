@@ -1,6 +1,7 @@
 """Whether ALTO would work on this machine: a list of checks, each with what was found and the command that mends it.
 
-Looks and reports; changes nothing but a probe file that it removes again. Printing is `flows.cli.doctor`.
+Looks and reports; changes nothing but a probe file that it removes again, and gives an empty store on a database server
+its tables. Printing is `flows.cli.doctor`.
 """
 
 from __future__ import annotations
@@ -191,16 +192,18 @@ def _disk(settings: Settings) -> Check:
 
 
 def _store(settings: Settings) -> Check:
-    file = Path(settings.store_url.removeprefix("sqlite:///"))
-    if not file.exists():
+    file = Path(settings.store_url.removeprefix("sqlite:///")) if settings.store_address is None else None
+    if file is not None and not file.exists():
         return Check(name="store", health=Health.OK, found="empty, made by the first task")
     try:
         from alto_core.store import Store
 
         tasks = Store(settings).tasks()
     except (AltoError, ImportError) as error:
-        return Check(name="store", health=Health.BROKEN, found=str(error), remedy=f"mv {file} {file}.old")
-    return Check(name="store", health=Health.OK, found=f"{file}, {wording.plural(len(tasks), 'task')}")
+        remedy = "Start that database, or unset ALTO_STORE_URL." if file is None else f"mv {file} {file}.old"
+        return Check(name="store", health=Health.BROKEN, found=str(error), remedy=remedy)
+    place = file or without_secrets(settings.store_url)
+    return Check(name="store", health=Health.OK, found=f"{place}, {wording.plural(len(tasks), 'task')}")
 
 
 def _mlflow(settings: Settings) -> Check:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -35,14 +34,6 @@ def test_the_lock_has_every_pinned_version_and_a_hash_of_each() -> None:
     assert [entry for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry)] == []
 
 
-def test_what_is_installed_here_is_what_is_pinned() -> None:
-    pins = _pins(_read("constraints.txt"))
-    here = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version.partition("+")[0] for d in distributions()}
-    other = {name: version for name, version in here.items() if pins.get(name, version) != version}
-    assert other == {}, "another version than constraints.txt pins"
-    assert len(here.keys() & pins.keys()) > 150
-
-
 def test_a_locked_install_takes_nothing_without_a_hash() -> None:
     locked = _make("--dry-run", "--always-make", "LOCKED=1", ".venv/dev.stamp").stdout
     plain = _make("--dry-run", "--always-make", ".venv/dev.stamp").stdout
@@ -55,7 +46,7 @@ def test_a_locked_install_takes_nothing_without_a_hash() -> None:
 
 
 def test_an_audit_without_a_network_says_so() -> None:
-    nowhere = {name: "http://127.0.0.1:9" for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")}
+    nowhere = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), "http://127.0.0.1:9")
     done = _make("audit", **nowhere, NO_PROXY="", no_proxy="")
     assert done.returncode != 0
     assert "make audit asks pypi.org, which gives no answer here: run it on a machine with a network." in done.stderr

@@ -172,7 +172,8 @@ def proxy_configuration(folder: Path, ports: dict[str, int]) -> str:
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
     text = text.replace("http {", f"http {{ access_log off; {temporary}")
-    return f"daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx-error.log;\n{text}"
+    user = "user root; " if os.geteuid() == 0 else ""  # else its workers become nobody, who may not write there
+    return f"daemon off; {user}pid {folder}/nginx.pid; error_log {folder}/nginx-error.log;\n{text}"
 
 
 def with_login(url: str, login: str) -> str:

@@ -1,4 +1,4 @@
-"""Who may change what. That MLflow is asked who it is, and enforces its part, is tested with a real server elsewhere."""
+"""Who may change what. That MLflow is asked, and enforces its part, is tested with real servers in test_logins."""
 
 from __future__ import annotations
 
