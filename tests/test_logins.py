@@ -220,6 +220,7 @@ def test_one_task_behind_logins_and_tls_shows_no_secret_and_calls_nobody(
     said = (done.stdout + done.stderr).encode()
     texts = {"output": said, **contents(tmp_path / "alto"), **contents(servers.folder)}
     assert sum(b"guarded-1" in text for text in texts.values()) > 3, "the run left traces to look through"
+    assert [name for name in texts if name.endswith((".pkl", ".pickle", ".pt", ".bin"))] == []
     assert oct((tmp_path / "alto").stat().st_mode)[-3:] == "700"
     for secret in (PASSWORDS["alice"], PREFECT_LOGIN.partition(":")[2], HUB_TOKEN):
         spellings = [secret, requests.utils.quote(secret, safe=""), f"alice:{secret}", f"alto:{secret}"]
