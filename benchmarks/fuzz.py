@@ -23,7 +23,9 @@ from typing import Any
 
 import hypothesis
 from bars import record_bar
-from fuzz_cases import Checkpoints, Curves, DataFiles, Kind, TaskFiles
+from fuzz_files import DataFiles, TaskFiles
+from fuzz_input import Kind
+from fuzz_states import Checkpoints, Curves
 
 from alto_core.errors import AltoError
 
