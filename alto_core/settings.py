@@ -80,7 +80,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     home = Path(env.get("ALTO_HOME") or ".alto").expanduser().resolve()
     mlflow_uri, mlflow_user, mlflow_password = _split_login(env.get("MLFLOW_TRACKING_URI") or "")
     prefect_url, prefect_user, prefect_password = _split_login(env.get("PREFECT_API_URL") or "")
-    logins = {}
+    logins: dict[str, str] = {}
     if mlflow_user:
         logins |= {"MLFLOW_TRACKING_USERNAME": mlflow_user, "MLFLOW_TRACKING_PASSWORD": mlflow_password}
     if prefect_user:

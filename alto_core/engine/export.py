@@ -194,7 +194,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _check_alpha(config: dict[str, Any], folder: Path) -> None:
     alpha = config.get("lora_alpha")
-    if type(alpha) not in (int, float) or not abs(alpha) < MAX_ALPHA:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
         raise ModelError(f"{folder}: got lora_alpha={alpha!r:.80}, expected a number.")
 
 
