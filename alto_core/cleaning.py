@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from alto_core.containment import inside
 from alto_core.domain import JobState, TaskState
 from alto_core.parking import folder_bytes
 from alto_core.settings import Settings
@@ -40,7 +41,7 @@ def stored_states(settings: Settings, task_id: str | None = None) -> list[Stored
     found = []
     for task in tasks:
         for job in store.jobs(task.task_id) if task.state.is_end else ():
-            folder = settings.task_folder(task.task_id) / "jobs" / job.job_id / "state"
+            folder = inside(settings.task_folder(task.task_id), "jobs", job.job_id, "state")
             is_needed = task.state is not TaskState.FINISHED and job.state in NEEDED
             if folder.is_dir() and not is_needed:
                 written_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)

@@ -1,6 +1,7 @@
 """Whether ALTO would work on this machine: a list of checks, each with what was found and the command that mends it.
 
-Looks and reports; changes nothing but a probe file that it removes again. Printing is `flows.cli.doctor`.
+Looks and reports; changes nothing but a probe file that it removes again, and gives an empty store on a database server
+its tables. Printing is `flows.cli.doctor`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from packaging.requirements import Requirement
 
 from alto_core import wording
 from alto_core.errors import AltoError
+from alto_core.redaction import without_secrets
 from alto_core.settings import Settings
 
 DISTRIBUTION = "alto-lora"
@@ -190,16 +192,18 @@ def _disk(settings: Settings) -> Check:
 
 
 def _store(settings: Settings) -> Check:
-    file = Path(settings.store_url.removeprefix("sqlite:///"))
-    if not file.exists():
+    file = Path(settings.store_url.removeprefix("sqlite:///")) if settings.store_address is None else None
+    if file is not None and not file.exists():
         return Check(name="store", health=Health.OK, found="empty, made by the first task")
     try:
         from alto_core.store import Store
 
         tasks = Store(settings).tasks()
     except (AltoError, ImportError) as error:
-        return Check(name="store", health=Health.BROKEN, found=str(error), remedy=f"mv {file} {file}.old")
-    return Check(name="store", health=Health.OK, found=f"{file}, {wording.plural(len(tasks), 'task')}")
+        remedy = "Start that database, or unset ALTO_STORE_URL." if file is None else f"mv {file} {file}.old"
+        return Check(name="store", health=Health.BROKEN, found=str(error), remedy=remedy)
+    place = file or without_secrets(settings.store_url)
+    return Check(name="store", health=Health.OK, found=f"{place}, {wording.plural(len(tasks), 'task')}")
 
 
 def _mlflow(settings: Settings) -> Check:
@@ -229,7 +233,7 @@ def _database(name: str, file: Path) -> Check:
 
 
 def _server(name: str, url: str, health_path: str, variable: str) -> Check:
-    shown = wording.without_credentials(url)
+    shown = without_secrets(url)
     try:
         with urllib.request.urlopen(url.rstrip("/") + health_path, timeout=5) as response:  # noqa: S310 - from the settings
             good = response.status == 200
@@ -238,7 +242,7 @@ def _server(name: str, url: str, health_path: str, variable: str) -> Check:
         good, found = False, f"{shown} answers {error.code}"
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        good, found = False, f"{shown} does not answer: {wording.without_credentials(str(reason))}"
+        good, found = False, f"{shown} does not answer: {without_secrets(str(reason))}"
     remedy = "" if good else f"Start that server, or unset {variable} to use an embedded database."
     return Check(name=name, health=Health.OK if good else Health.BROKEN, found=found, remedy=remedy)
 

@@ -6,7 +6,8 @@
     ├── ModelError         the base model cannot be loaded or adapted
     ├── EngineError        training cannot go on (no memory for the smallest job, non-finite backbone)
     ├── TrackingError      MLflow cannot be reached or refused a write
-    └── StoreError         the local store has no such task, or is of another version
+    ├── StoreError         the local store has no such task, or is of another version
+    └── OwnerError         the task or the adapter is someone else's
 
 Broken invariants of our own are plain `assert`s; they are bugs, not errors of the user.
 """
@@ -15,11 +16,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alto_core.redaction import without_secrets
+
 
 class AltoError(Exception):
-    """Base of every error that ALTO raises on purpose. The command line prints its text and exits with `exit_code`."""
+    """Base of every error that ALTO raises on purpose. The command line prints its text and exits with `exit_code`.
+
+    Errors are printed, logged and recorded, and quote what libraries say, so their text holds no secret.
+    """
 
     exit_code = 1
+
+    def __init__(self, text: str = ""):
+        super().__init__(without_secrets(text))
 
 
 class TaskFileError(AltoError):
@@ -70,3 +79,9 @@ class StoreError(AltoError):
     """The local store lacks what was asked for, or was written by another version."""
 
     exit_code = 7
+
+
+class OwnerError(AltoError):
+    """Who asks may not change this: it belongs to someone else."""
+
+    exit_code = 8

@@ -14,6 +14,7 @@ from pathlib import Path
 from alto_core import wording
 from alto_core.budget import evaluation_share, job_budget, num_samples
 from alto_core.config import TuningTask
+from alto_core.containment import inside
 from alto_core.data.prepare import prepare_data
 from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data, save_task_data
@@ -118,30 +119,35 @@ def create_task(plan: TaskPlan, task_id: str, settings: Settings, *, task_file: 
         task_id: a new id.
         settings: where to.
         task_file: that the task was read from; a resume looks whether it still says the same.
+
+    Raises:
+        TaskFileError: the task's owner is someone else than who is logged in to MLflow.
     """
+    tracker = Tracker(settings)
+    task = tracker.person.as_owner(plan.task)
     folder = settings.task_folder(task_id)
     folder.mkdir(parents=True, exist_ok=True)
     record_inputs(plan.as_given, folder, task_file)
-    save_task_data(plan.data, folder / "data")
+    save_task_data(plan.data, inside(folder, "data"))
     store = Store(settings)
-    store.add_task(task_id, plan.task, plan.jobs, plan.budgets)
+    store.add_task(task_id, task, plan.jobs, plan.budgets)
     if plan.interval_note:
         store.append_events(task_id, [EventDraft(kind="warning", text=plan.interval_note)])
-    _open_runs(store, settings, task_id, plan.data)
+    _open_runs(store, tracker, task_id, plan.data)
 
 
 def finish_creation(task_id: str, settings: Settings) -> None:
     """Open the MLflow runs of a recorded task whose creator died before it had."""
     store = Store(settings)
     if store.task(task_id).parent_run_id is None:
-        _open_runs(store, settings, task_id, load_task_data(settings.task_folder(task_id) / "data"))
+        _open_runs(store, Tracker(settings), task_id, load_task_data(inside(settings.task_folder(task_id), "data")))
     store.close()
 
 
-def _open_runs(store: Store, settings: Settings, task_id: str, data: TaskData) -> None:
+def _open_runs(store: Store, tracker: Tracker, task_id: str, data: TaskData) -> None:
     task, jobs = store.task(task_id).task, [record.job for record in store.jobs(task_id)]
     result = TaskResult(num_train_rows=len(data.train.rows), data_report=data.report.to_dict())
-    runs = Tracker(settings).open_task(task, task_id, jobs, _summarize(task, data))
+    runs = tracker.open_task(task, task_id, jobs, _summarize(task, data))
     runs.release()
     store.set_task_fields(task_id, parent_run_id=runs.parent_run_id, result=result.to_dict())
     store.append_events(task_id, [tracking_event(runs)])

@@ -22,7 +22,7 @@ from alto_core.errors import EngineError, StoreError, TrackingError
 from alto_core.evaluation import SplitResult, evaluate_adapters, held_out_digest, loss_difference, score_difference
 from alto_core.registration import held_out
 from alto_core.settings import Settings
-from alto_core.tracking import CHALLENGER, CHAMPION, PREVIOUS_TAG, RegisteredAdapter, Registry, Tracker
+from alto_core.tracking import CHALLENGER, CHAMPION, OWNER, PREVIOUS_TAG, RegisteredAdapter, Registry, Tracker
 from alto_core.workspace import Workspace
 
 BASE_TAGS = ("alto.base_model", "alto.base_revision", "alto.base_fingerprint")
@@ -85,12 +85,14 @@ def promote(name: str, settings: Settings, *, margin: float = 0.0, accept_other_
     Raises:
         TrackingError: there is no challenger, or an alias moved meanwhile.
         StoreError: the challenger's rows are not in this ALTO home.
+        OwnerError: the challenger is someone else's.
         ValueError: the margin is negative.
     """
     if not margin >= 0:
         raise ValueError(f"expected a margin of 0 or more, but got {margin}")
     registry = Tracker(settings).registry
     challenger, champion = registry.find(name, CHALLENGER), registry.find_if_any(name, CHAMPION)
+    registry.person.require_owner(challenger.tags.get(OWNER), f"challenger {challenger.uri}", "promote")
     judgement = _judge(registry, challenger, champion, settings, margin, accept_other_rows)
     before = None if champion is None else champion.version
     decision = Decision(
@@ -113,9 +115,11 @@ def roll_back(name: str, settings: Settings) -> Decision:
 
     Raises:
         TrackingError: there is no champion, no earlier one, or it was deleted.
+        OwnerError: the champion is someone else's.
     """
     registry = Tracker(settings).registry
     champion = registry.find(name, CHAMPION)
+    registry.person.require_owner(champion.tags.get(OWNER), f"champion {champion.uri}", "roll back")
     earlier = champion.tags.get(PREVIOUS_TAG)
     if earlier is None:
         raise TrackingError(

@@ -11,7 +11,7 @@ from alto_core.evaluation import held_out_digest
 from alto_core.report import build_report
 from alto_core.result import RegisteredVersion
 from alto_core.store import EventDraft
-from alto_core.tracking import ServingFacts, fingerprint, links
+from alto_core.tracking import OWNER, ServingFacts, fingerprint, links
 from alto_core.workspace import Workspace
 
 MAX_COMPARED_RUNS = 20
@@ -95,6 +95,7 @@ def serving_facts(workspace: Workspace) -> ServingFacts:
 
 def _tags(workspace: Workspace, winner: str, facts: ServingFacts) -> dict[str, str]:
     tags = {
+        OWNER: workspace.task.owner,
         "alto.task_id": workspace.task_id,
         "alto.job_id": winner,
         "alto.data_digest": workspace.data.digest,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import urllib.parse
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -85,14 +84,6 @@ def alto_version() -> str:
         return version("alto-lora")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-def without_credentials(url: str) -> str:
-    """A URL that can be shown: `user:password@` and what stands like it are left out."""
-    parts = urllib.parse.urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
 
 
 def short_name(source: str) -> str:

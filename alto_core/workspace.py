@@ -16,6 +16,7 @@ from typing import Any
 
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask
+from alto_core.containment import inside
 from alto_core.cuts import CutLog
 from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data
@@ -58,7 +59,7 @@ class Workspace:
 
     @cached_property
     def data(self) -> TaskData:
-        return load_task_data(self.folder / "data")
+        return load_task_data(inside(self.folder, "data"))
 
     @cached_property
     def jobs(self) -> Mapping[str, LoraJob]:
@@ -129,7 +130,7 @@ class Workspace:
 
     def job_folder(self, job_id: str) -> Path:
         """Holds `state` (to continue from) and `adapter` (the best so far, in PEFT format)."""
-        return self.folder / "jobs" / job_id
+        return inside(self.folder, "jobs", job_id)
 
     def find_job(self, text: str) -> str:
         """The job that an id, or the beginning of just one id, names.

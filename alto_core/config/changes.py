@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from alto_core.config.loading import parse_task
 from alto_core.config.task import TuningTask
+from alto_core.config.yaml_text import read_yaml
 from alto_core.errors import TaskFileError
 
 
@@ -24,8 +23,8 @@ def with_changes(task: TuningTask, changes: Sequence[str]) -> TuningTask:
         if not separator or not all(key.split(".")):
             raise TaskFileError("--set", got=change, expected="key=value, for example budget.epochs=2")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = read_yaml(text)
+        except ValueError:
             raise TaskFileError("--set", got=change, expected="a value in YAML behind the =") from None
         *path, name = key.split(".")
         section = content

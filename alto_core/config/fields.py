@@ -9,13 +9,39 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from alto_core.redaction import has_login
+
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Names become folders, MLflow keys and URLs: letters, digits, dot, dash, underscore; no leading dot."""
+
+
+RESERVED_NAMES = frozenset(
+    {"con", "prn", "aux", "nul", *(f"{device}{i}" for device in ("com", "lpt") for i in range(10))}
+)
+"""No file may be called so on a Windows file system, with any ending, and homes and exports lie on shared disks."""
 
 
 def _check_name(value: str) -> str:
     if not re.fullmatch(NAME_PATTERN, value):
         raise ValueError("a name of 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+    if value.partition(".")[0].lower() in RESERVED_NAMES or value.endswith("."):
+        raise ValueError("a name that every file system takes: not `con` and the like, no dot at the end")
+    return value
+
+
+def _check_owner(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}", value):
+        raise ValueError(
+            "a name of 1 to 128 letters, digits, '.', '_', '@', '+' or '-', starting with a letter or digit"
+        )
+    return value
+
+
+def _check_source(value: str) -> str:
+    if has_login(value):
+        raise ValueError("no user or password inside an address, for it would be recorded: log in by environment")
+    if "\0" in value:
+        raise ValueError("a name without a NUL character")
     return value
 
 
@@ -47,6 +73,10 @@ def unique(values: list[Any]) -> list[Any]:
 
 
 Name = Annotated[str, AfterValidator(_check_name)]
+Owner = Annotated[str, AfterValidator(_check_owner)]
+"""As login names are, e-mail addresses among them."""
+Source = Annotated[str, Field(min_length=1), AfterValidator(_check_source)]
+"""A path or a hub id."""
 Moment = Annotated[str, BeforeValidator(_check_moment)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_check_finite)]
 NonNegative = Annotated[float, Field(ge=0), AfterValidator(_check_finite)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from alto_core.config.task import SplitSection, TuningTask
+from alto_core.config.yaml_text import read_yaml
 from alto_core.errors import TaskFileError
 
 
@@ -28,9 +27,9 @@ def load_task(path: str | Path) -> TuningTask:
     except (OSError, UnicodeDecodeError) as error:
         raise TaskFileError("file", got=str(error), expected="a readable UTF-8 text file", file=path) from None
     try:
-        content = yaml.load(text, Loader=_TaskLoader)  # noqa: S506 - a SafeLoader subclass
-    except yaml.YAMLError as error:
-        raise TaskFileError("file", got=" ".join(str(error).split()), expected="valid YAML", file=path) from None
+        content = read_yaml(text)
+    except ValueError as error:
+        raise TaskFileError("file", got=str(error), expected="valid YAML", file=path) from None
     task = parse_task(content, file=path)
     return _with_absolute_paths(task, path.resolve().parent)
 
@@ -50,24 +49,6 @@ def parse_task(content: Any, *, file: Path | str | None = None) -> TuningTask:
         return TuningTask.model_validate(content)
     except ValidationError as error:
         raise _as_task_file_error(error, file) from None
-
-
-class _TaskLoader(yaml.SafeLoader):
-    """YAML 1.2 numbers (`1e-4` is a number) and no repeated keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if repr(key) in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-            seen.add(repr(key))
-        return super().construct_mapping(node, deep)
-
-
-_TaskLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 def _with_default_strategy(content: dict[Any, Any]) -> dict[Any, Any]:

@@ -9,14 +9,25 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from alto_core.config.fields import Count, Moment, Name, NonNegative, OpenFraction, Positive, Section, unique
+from alto_core.config.fields import (
+    Count,
+    Moment,
+    Name,
+    NonNegative,
+    OpenFraction,
+    Owner,
+    Positive,
+    Section,
+    Source,
+    unique,
+)
 from alto_core.config.search import GridSpace, ListSpace, RandomSpace
 
 
 class ModelSection(Section):
     """The frozen base model."""
 
-    name: str = Field(min_length=1)
+    name: Source
     """Hub id, or a local folder (relative to the task file)."""
     revision: str | None = None
     """Hub branch, tag or commit."""
@@ -33,7 +44,7 @@ class SplitSection(Section):
     """That many rows; with `source`, the first so many of it."""
     share: OpenFraction | None = None
     """That share of the training source, in (0, 1)."""
-    source: str | None = None
+    source: Source | None = None
     """A file, or a hub data set."""
     split: str | None = None
     """Split of the hub data set, for example `test`."""
@@ -50,7 +61,7 @@ class SplitSection(Section):
 class DataSection(Section):
     """The data set and how it becomes token sequences."""
 
-    source: str = Field(min_length=1)
+    source: Source
     """A .jsonl, .json, .csv or .parquet file (relative to the task file), or a hub data set."""
     subset: str | None = None
     """Configuration name of the hub data set."""
@@ -190,15 +201,15 @@ class TuningTask(Section):
 
     name: Name
     """Names the task's runs; 1 to 64 letters, digits, `.`, `_` or `-`."""
-    owner: Name = "me"
-    """Whose task it is."""
+    owner: Owner = "me"
+    """Whose task it is. Where MLflow asks for a login, it is that user's, and may be left out."""
     model: ModelSection
     data: DataSection
     search_space: Annotated[GridSpace | RandomSpace | ListSpace, Field(discriminator="strategy")]
     budget: BudgetSection
     early_exit: EarlyExitSection = EarlyExitSection()
     evaluation: EvaluationSection = EvaluationSection()
-    init_adapter: str | None = None
+    init_adapter: Source | None = None
     """Folder of a PEFT LoRA adapter that every job starts from."""
     cluster: ClusterSection = ClusterSection()
     registry_name: Name | None = None

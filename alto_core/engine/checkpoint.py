@@ -109,14 +109,18 @@ def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path, *, ste
         EngineError: there is no whole state, it is another job's, or a tensor is missing, too many, or misshapen.
     """
     state_folder = _newest_whole(folder, step)
-    state = json.loads((state_folder / "state.json").read_text(encoding="utf-8"))
+    state = _read_state(state_folder / "state.json")
     _check_job(state, active.job, state_folder)
     active.step, active.best_step, active.best_val_loss = state["step"], state["best_step"], state["best_val_loss"]
     for name, buffer_rW in _buffers(active).items():
         path = state_folder / f"{name}.safetensors"
         if not path.is_file():
             raise EngineError(f"checkpoint {state_folder}: expected a file {path.name}, got none. Restart the job.")
-        _fill(slots, buffer_rW, active.layers, load_file(path), path)
+        try:
+            saved = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise EngineError(f"checkpoint {path}: expected whole safetensors, got {error}. Restart the job.") from None
+        _fill(slots, buffer_rW, active.layers, saved, path)
     active.block.publish()
 
 
@@ -177,6 +181,23 @@ def _fill(
         )
 
 
+def _read_state(path: Path) -> dict[str, Any]:
+    """What stands beside the tensors, each field of its type."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        best_step, best_val_loss = state["best_step"], state["best_val_loss"]
+        is_sound = (
+            type(state["step"]) is int
+            and isinstance(state["job"], dict)
+            and (best_step is None or (type(best_step) is int and type(best_val_loss) in (int, float)))
+        )
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise EngineError(f"checkpoint {path}: expected a job and its steps, got {error!r}. Restart the job.") from None
+    if not is_sound:
+        raise EngineError(f"checkpoint {path}: expected a job and its steps, got other values. Restart the job.")
+    return dict(state)
+
+
 def _check_job(state: dict[str, Any], job: LoraJob, folder: Path) -> None:
     if state.get("format") != FORMAT:
         raise EngineError(f"checkpoint {folder}: got format {state.get('format')}, expected {FORMAT}. Restart the job.")
@@ -211,13 +232,15 @@ def _newest_whole(folder: Path, step: int | None) -> Path:
 def _fault(state_folder: Path) -> str | None:
     """What is wrong with a state; None when it is whole."""
     try:
-        checksums = json.loads((state_folder / MARKER).read_text(encoding="utf-8"))["sha256"]
+        checksums = dict(json.loads((state_folder / MARKER).read_text(encoding="utf-8"))["sha256"].items())
     except FileNotFoundError:
         return f"no {MARKER}"
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         return f"{MARKER}: {error}"
     for name, expected in checksums.items():
         path = state_folder / name
+        if path.parent != state_folder or path.is_symlink():
+            return f"{MARKER} names {name!r}, which is no file of its own"
         if not path.is_file():
             return f"no {name}"
         if _checksum(path) != expected:

@@ -27,6 +27,8 @@ from alto_core.engine.target_modules import LinearLayer
 from alto_core.engine.whole_folder import whole_folder
 from alto_core.errors import EngineError, ModelError
 
+MAX_ALPHA = 1e30
+"""Above it, as for NaN, no scale can be meant."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 logger = logging.getLogger(__name__)
@@ -96,18 +98,20 @@ def adapter_job(folder: Path, number: int = 0) -> LoraJob:
         ModelError: the folder is no plain LoRA adapter, or its layers are named by a pattern.
     """
     config = _read_config(folder)
-    modules = config.get("target_modules")
-    if not isinstance(config.get("r"), int) or not isinstance(modules, list) or not modules:
+    rank, modules = config.get("r"), config.get("target_modules")
+    names = modules if isinstance(modules, list) and all(isinstance(name, str) for name in modules) else []
+    if type(rank) is not int or rank < 1 or not names:
         raise ModelError(
-            f"{folder}: got r={config.get('r')!r} and target_modules={modules!r}, expected a rank and a list of names."
+            f"{folder}: got r={rank!r:.80} and target_modules={modules!r:.200}, expected a rank and a list of names."
         )
+    _check_alpha(config, folder)
     job = LoraJob(
         learning_rate=0.0,
-        lora_rank=config["r"],
+        lora_rank=rank,
         lora_alpha=config.get("lora_alpha", 0),
         use_rslora=bool(config.get("use_rslora")),
         adapter_batch_size=1,
-        target_modules=tuple(sorted(modules)),
+        target_modules=tuple(sorted(names)),
         seed=number,
     )
     _check_config(config, job, folder)
@@ -188,13 +192,18 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _check_alpha(config: dict[str, Any], folder: Path) -> None:
+    alpha = config.get("lora_alpha")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < MAX_ALPHA:
+        raise ModelError(f"{folder}: got lora_alpha={alpha!r:.80}, expected a number.")
+
+
 def _check_config(config: dict[str, Any], job: LoraJob, folder: Path) -> None:
     expected = {"peft_type": "LORA", "r": job.lora_rank}
     for field, value in expected.items():
         if config.get(field) != value:
             raise ModelError(f"{folder}: got {field}={config.get(field)!r}, expected {value!r}, as in {job.job_id}.")
-    if not isinstance(config.get("lora_alpha"), int | float):
-        raise ModelError(f"{folder}: got lora_alpha={config.get('lora_alpha')!r}, expected a number.")
+    _check_alpha(config, folder)
     for field in (
         "use_dora",
         "lora_bias",

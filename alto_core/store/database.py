@@ -29,8 +29,14 @@ class Database:
 
     def __init__(self, url: str):
         # A server counts its connections, and many processes open stores: none is kept between two transactions.
-        is_server = make_url(url).get_backend_name() != "sqlite"
-        engine = create_engine(url, poolclass=NullPool if is_server else None)
+        try:
+            is_server = make_url(url).get_backend_name() != "sqlite"
+            engine = create_engine(url, poolclass=NullPool if is_server else None)
+        except (SQLAlchemyError, ImportError) as error:
+            raise StoreError(
+                f"ALTO_STORE_URL: got an address that cannot be used ({error}), expected one such as "
+                'postgresql://user:password@host/alto, with `pip install "alto-lora[postgres]"`'
+            ) from None
         self._url = engine.url.render_as_string(hide_password=True)
         self._readers: Engine = engine
         if engine.dialect.name == "sqlite":

@@ -23,7 +23,7 @@ class Fleet:
     """
 
     def __init__(self, settings: Settings):
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.make_home()
         self._database = Database(settings.store_url)
 
     def close(self) -> None:

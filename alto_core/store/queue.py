@@ -14,6 +14,7 @@ from sqlmodel import Session, col, func, select
 
 from alto_core.domain import Priority, QueueState, StopRequest, TaskState
 from alto_core.errors import StoreError
+from alto_core.ownership import Person
 from alto_core.settings import Settings
 from alto_core.store.database import Database
 from alto_core.store.queue_records import Demand, KeptPlacement, KeptPlan, QueueEntry, QueueEvent
@@ -38,7 +39,7 @@ class Queue:
     """
 
     def __init__(self, settings: Settings):
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.make_home()
         self._database = Database(settings.store_url)
 
     def close(self) -> None:
@@ -166,17 +167,25 @@ class Queue:
             _free(session, row, state, reason)
             return True
 
-    def request_stop(self, task_id: str, stop: StopRequest) -> QueueEntry:
+    def request_stop(self, task_id: str, stop: StopRequest, by: Person | None = None) -> QueueEntry:
         """Ask a task to stop: a running one is told by its next look, another is changed at once.
+
+        Args:
+            task_id: the task.
+            stop: what is to become of it.
+            by: who asks; None: ALTO itself, to make room.
 
         Raises:
             StoreError: it was never submitted, or has ended.
+            OwnerError: it is someone else's.
         """
         with self._database.writing() as session:
             row = _queue_row(session, task_id)
+            _require_owner(session, task_id, by, str(stop))
             if row.state == QueueState.ENDED:
                 raise StoreError(f"task {task_id}: got a task that has ended to {stop}, expected one in the queue")
-            _log(session, f"asked-to-{stop}", row.state, task_id=task_id, host_id=row.host_id)
+            told = f"{row.state}, by {by.name}" if by and by.name else row.state
+            _log(session, f"asked-to-{stop}", told, task_id=task_id, host_id=row.host_id)
             if row.state == QueueState.RUNNING:
                 if row.stop != StopRequest.CANCEL:
                     row.stop = stop
@@ -187,14 +196,16 @@ class Queue:
             session.add(row)
             return _entry(row, task_row(session, task_id))
 
-    def unpause(self, task_id: str) -> None:
+    def unpause(self, task_id: str, by: Person | None = None) -> None:
         """Let a paused task wait for GPUs again.
 
         Raises:
             StoreError: it was never submitted, or is not paused.
+            OwnerError: it is someone else's.
         """
         with self._database.writing() as session:
             row = _queue_row(session, task_id)
+            _require_owner(session, task_id, by, "unpause")
             if row.state != QueueState.PAUSED:
                 raise StoreError(f"task {task_id}: got a {row.state} task to unpause, expected a paused one")
             row.state = QueueState.WAITING
@@ -272,6 +283,11 @@ def _queue_row(session: Session, task_id: str) -> QueueRow:
         task_row(session, task_id)
         raise StoreError(f"task {task_id}: got a task that was never submitted, expected one of `alto queue`")
     return row
+
+
+def _require_owner(session: Session, task_id: str, by: Person | None, action: str) -> None:
+    if by is not None:
+        by.require_owner(task_row(session, task_id).owner, f"task {task_id}", action)
 
 
 def _free(session: Session, row: QueueRow, state: QueueState, reason: str) -> None:

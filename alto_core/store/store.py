@@ -13,6 +13,7 @@ from sqlmodel import col, select
 from alto_core.config import TuningTask
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskProfile, TaskState
 from alto_core.errors import StoreError
+from alto_core.redaction import without_secrets
 from alto_core.scheduling.model_profile import ModelProfile
 from alto_core.settings import Settings
 from alto_core.store.database import Database
@@ -38,7 +39,7 @@ class Store:
     """
 
     def __init__(self, settings: Settings):
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.make_home()
         self._database = Database(settings.store_url)
 
     def close(self) -> None:
@@ -125,7 +126,7 @@ class Store:
             if task_row(session, task_id).state == state:
                 return
             row = open_task_row(session, task_id, state.value)
-            row.state, row.message, row.ended_at = state, message, _now()
+            row.state, row.message, row.ended_at = state, without_secrets(message), _now()
             session.add(row)
             reason = f"the task ended ({state.value})"
             for job in session.exec(select(JobRow).where(JobRow.task_id == task_id)):
@@ -234,6 +235,7 @@ class Store:
                         f"{row.state}, expected no change. Reset the task to run it again."
                     )
                 set_known(row, {k: v for k, v in vars(update).items() if k != "job_id"})
+                row.reason = without_secrets(row.reason)
                 session.add(row)
 
     def reopen_job(self, task_id: str, job_id: str) -> None:
@@ -262,8 +264,9 @@ class Store:
             task_row(session, task_id)
             for draft in events:
                 numbers = json.dumps({name: repr(float(value)) for name, value in draft.numbers.items()})
+                text = without_secrets(draft.text)
                 row = EventRow(
-                    task_id=task_id, at=now, kind=draft.kind, text=draft.text, job_id=draft.job_id, numbers=numbers
+                    task_id=task_id, at=now, kind=draft.kind, text=text, job_id=draft.job_id, numbers=numbers
                 )
                 session.add(row)
 

@@ -5,7 +5,7 @@ Everything goes through `MlflowClient` with explicit run ids. Nothing connects a
 
 from alto_core.tracking import links
 from alto_core.tracking.client import Tracker
-from alto_core.tracking.description import DatasetSummary
+from alto_core.tracking.description import OWNER, DatasetSummary
 from alto_core.tracking.packaging import ServingFacts
 from alto_core.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS_TAG, RegisteredAdapter, Registry
 from alto_core.tracking.runs import TaskRuns
@@ -14,6 +14,7 @@ from alto_core.tracking.served_adapter import fingerprint
 __all__ = [
     "CHALLENGER",
     "CHAMPION",
+    "OWNER",
     "PREVIOUS_TAG",
     "DatasetSummary",
     "RegisteredAdapter",

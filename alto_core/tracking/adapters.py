@@ -39,9 +39,13 @@ def adapter_files(folder: Path) -> dict[str, Path]:
     """The files of an exported adapter by name.
 
     Raises:
-        TrackingError: the folder is no PEFT adapter.
+        TrackingError: the folder is no PEFT adapter, or holds a symbolic link, which would bring in another file.
     """
     files = {file.name: file for file in sorted(folder.iterdir())} if folder.is_dir() else {}
+    if link := next((file for file in files.values() if file.is_symlink()), None):
+        raise TrackingError(
+            f"adapter {folder}: got the symbolic link {link.name}, expected files. Copy its target here."
+        )
     missing = [name for name in REQUIRED_FILES if name not in files]
     if missing:
         raise TrackingError(f"adapter {folder}: got no {' and no '.join(missing)}, expected an exported PEFT adapter")

@@ -12,6 +12,7 @@ from mlflow.exceptions import MlflowException
 from alto_core.config import TuningTask
 from alto_core.domain import LoraJob
 from alto_core.errors import TrackingError
+from alto_core.ownership import Person
 from alto_core.settings import Settings
 from alto_core.tracking import description
 from alto_core.tracking.connection import Connection, timed
@@ -52,7 +53,9 @@ class Tracker:
         """
         _check_task_id(task_id)
         with self._connection.exclusive():
-            experiment_id = self._experiment_id(description.experiment_name(task, data))
+            # with logins an experiment belongs to who made it, and nobody else may write into it
+            owner = task.owner if self.person.name else None
+            experiment_id = self._experiment_id(description.experiment_name(task, data, owner))
             runs = self._find_runs(task_id, [experiment_id])
             parent = self._parent(task, task_id, experiment_id, runs, len(jobs), data)
             children = {run.data.tags[JOB_ID]: run for run in runs if JOB_ID in run.data.tags}
@@ -99,6 +102,15 @@ class Tracker:
             ema_alpha=float(parents[0].data.params["ema_alpha"]),
             was_begun=was_begun,
         )
+
+    @property
+    def person(self) -> Person:
+        """Who is logged in to MLflow.
+
+        Raises:
+            TrackingError: MLflow cannot be reached.
+        """
+        return self._connection.person
 
     @property
     def registry(self) -> Registry:

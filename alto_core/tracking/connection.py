@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -24,7 +25,10 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 
 from alto_core.errors import TrackingError
+from alto_core.ownership import Person
+from alto_core.redaction import without_secrets
 from alto_core.settings import Settings
+from alto_core.tracking.identity import person_of
 
 PATIENCE_SECONDS = 30.0
 """How long a call is repeated while MLflow is away, busy or locked."""
@@ -88,7 +92,8 @@ class Connection:
         """Time that callers were held up."""
         self.background = Stopwatch()
         """Time that the writer threads worked."""
-        self.home.mkdir(parents=True, exist_ok=True)
+        settings.make_home()
+        os.environ.update(settings.logins)
         for name, value in CLIENT_DEFAULTS.items():
             os.environ.setdefault(name, value)
         # its two lines about new tables would land in the middle of the live display
@@ -99,6 +104,11 @@ class Connection:
             self.client = MlflowClient(self.uri, registry_uri=self.uri)
             self.call("open the tracking store", self.client.search_experiments, max_results=1)
             self.workspace = _workspace_id(self.home / "workspace-id")
+
+    @functools.cached_property
+    def person(self) -> Person:
+        """Who is logged in."""
+        return person_of(self)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -127,14 +137,17 @@ class Connection:
             pause = min(2 * pause, 2.0)
 
     def _tracking_error(self, what: str, error: Exception, passing: bool) -> TrackingError:
-        place = without_credentials(self.uri)
-        told = without_credentials(" ".join(str(error).split())[:500])
+        place = without_secrets(self.uri)
+        told = " ".join(str(error).split())[:500]
         if passing:
             advice = "Check that it runs and that its disk is not full, then resume the task."
             return UnreachableError(
                 f"could not {what}: MLflow at {place} gave no answer for {PATIENCE_SECONDS:g} s ({told}). {advice}"
             )
-        return TrackingError(f"could not {what}: MLflow at {place} refused it ({told})")
+        hint = ""
+        if isinstance(error, MlflowException) and error.get_http_status_code() == HTTPStatus.UNAUTHORIZED:
+            hint = ". Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        return TrackingError(f"could not {what}: MLflow at {place} refused it ({told}){hint}")
 
 
 class UnreachableError(TrackingError):
@@ -149,11 +162,6 @@ def is_passing(error: Exception) -> bool:
             and (isinstance(error, RestException) or bool(_PASSING_TEXT.search(str(error))))
         )
     return isinstance(error, requests.RequestException)
-
-
-def without_credentials(text: str) -> str:
-    """The text with `user:password@` cut out of every URL in it."""
-    return re.sub(r"(\w+://)[^/@\s]+@", r"\1", text)
 
 
 class _HasConnection(Protocol):

@@ -17,7 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_I
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask
 from alto_core.domain import JobOutcome, JobState, LoraJob, Score, TaskState
-from alto_core.tracking.connection import without_credentials
+from alto_core.redaction import without_secrets
 from alto_core.tracking.names import clean_name
 
 TASK_ID = "alto.task_id"
@@ -27,6 +27,8 @@ WORKSPACE = "alto.workspace"
 STATE = "alto.state"
 REASON = "alto.reason"
 GATE_RANK = "alto.gate_rank"
+OWNER = "alto.owner"
+"""Of a model version."""
 
 DEFAULT_EMA_ALPHA = 0.1
 """Weight of the newest loss in `train_loss_ema` where the task file's early-exit overrides name none."""
@@ -64,10 +66,11 @@ class JobRun:
     state: JobState
 
 
-def experiment_name(task: TuningTask, data: DatasetSummary) -> str:
-    """One experiment per base model and data set, so that MLflow's charts compare what can be compared."""
+def experiment_name(task: TuningTask, data: DatasetSummary, owner: str | None = None) -> str:
+    """One experiment per base model, data set and known owner, so that MLflow's charts compare what can be compared."""
     model = task.model.name.rstrip("/")
-    return f"{PurePath(model).name if PurePath(model).is_absolute() else model} on {data.name}"[:500]
+    name = f"{PurePath(model).name if PurePath(model).is_absolute() else model} on {data.name}"[:500]
+    return name if owner is None else f"{name}, {owner}"
 
 
 def task_tags(task: TuningTask, task_id: str, workspace: str) -> dict[str, str]:
@@ -86,6 +89,7 @@ def task_params(task: TuningTask, num_jobs: int, data: DatasetSummary) -> list[P
         "model": task.model.name,
         "model_revision": task.model.revision,
         "dtype": task.model.dtype,
+        "trust_remote_code": task.model.trust_remote_code,
         "data": data.source,
         "num_jobs": num_jobs,
         "epochs": task.budget.epochs,
@@ -158,14 +162,14 @@ def score_metrics(score: Score) -> dict[str, float]:
 
 def as_params(fields: Mapping[str, Any]) -> list[Param]:
     return [
-        Param(clean_name(name), shorten(str(value), MAX_PARAM_LENGTH))
+        Param(clean_name(name), shorten(without_secrets(str(value)), MAX_PARAM_LENGTH))
         for name, value in fields.items()
         if value is not None
     ]
 
 
 def as_tags(fields: Mapping[str, Any]) -> dict[str, str]:
-    return {clean_name(name): shorten(str(value), MAX_TAG_LENGTH) for name, value in fields.items()}
+    return {clean_name(name): shorten(without_secrets(str(value)), MAX_TAG_LENGTH) for name, value in fields.items()}
 
 
 def dataset_input(data: DatasetSummary) -> DatasetInput:
@@ -175,7 +179,7 @@ def dataset_input(data: DatasetSummary) -> DatasetInput:
         "num_test": data.num_test,
         "num_tokens": data.num_tokens,
     }
-    source = json.dumps({"source": without_credentials(data.source)})
+    source = json.dumps({"source": without_secrets(data.source)})
     dataset = Dataset(data.name, data.digest[:36], "alto", source, profile=json.dumps(profile))
     return DatasetInput(dataset, tags=[InputTag(MLFLOW_DATASET_CONTEXT, "training")])
 

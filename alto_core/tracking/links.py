@@ -7,7 +7,6 @@ import urllib.parse
 from collections.abc import Sequence
 
 from alto_core.settings import Settings
-from alto_core.tracking.connection import without_credentials
 
 EMBEDDED_UI = "http://127.0.0.1:5000"
 """Where `alto ui` shows the embedded MLflow unless told otherwise."""
@@ -16,7 +15,7 @@ EMBEDDED_UI = "http://127.0.0.1:5000"
 def ui_url(settings: Settings) -> str:
     """Of the MLflow server, or of `alto ui` for the embedded one."""
     uri = settings.mlflow_tracking_uri
-    return without_credentials(uri).rstrip("/") if uri.startswith(("http://", "https://")) else EMBEDDED_UI
+    return uri.rstrip("/") if uri.startswith(("http://", "https://")) else EMBEDDED_UI
 
 
 def run_url(base: str, experiment_id: str, run_id: str) -> str:

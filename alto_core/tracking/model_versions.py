@@ -10,7 +10,8 @@ from mlflow.exceptions import MlflowException
 
 from alto_core.errors import TrackingError
 from alto_core.tracking.connection import Connection
-from alto_core.tracking.description import as_tags
+from alto_core.tracking.description import OWNER, as_tags
+from alto_core.tracking.identity import let_manage
 from alto_core.tracking.packaging import ServingFacts, packaged
 
 
@@ -45,7 +46,7 @@ def create_version(
     except TrackingError:
         client.finalize_logged_model(model.model_id, "FAILED")
         raise
-    _create_registered_model(connection, name)
+    _create_registered_model(connection, name, tags.get(OWNER))
     return call(
         "create a model version",
         client.create_model_version,
@@ -58,9 +59,12 @@ def create_version(
     )
 
 
-def _create_registered_model(connection: Connection, name: str) -> None:
+def _create_registered_model(connection: Connection, name: str, owner: str | None) -> None:
     try:
         connection.client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise TrackingError(f"registered model {name!r}: MLflow refused to create it ({error})") from error
+        return
+    if connection.person.is_admin and owner not in (None, connection.person.name):
+        let_manage(connection, owner, name)

@@ -15,9 +15,11 @@ from pathlib import Path
 from mlflow.artifacts import download_artifacts
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.utils.file_utils import local_file_uri_to_path
 
 from alto_core.config import NAME_PATTERN
 from alto_core.errors import TrackingError
+from alto_core.ownership import Person
 from alto_core.tracking.adapters import adapter_digest, adapter_files
 from alto_core.tracking.connection import Connection, timed
 from alto_core.tracking.description import as_tags
@@ -54,6 +56,11 @@ class Registry:
 
     def __init__(self, connection: Connection):
         self._connection = connection
+
+    @property
+    def person(self) -> Person:
+        """Who is logged in to MLflow."""
+        return self._connection.person
 
     @timed
     def register(
@@ -132,6 +139,7 @@ class Registry:
         Raises:
             TrackingError: MLflow cannot be reached.
         """
+        _check_name(name)
         client = self._connection.client
         try:
             return _registered(client.get_model_version_by_alias(name, alias))
@@ -149,6 +157,7 @@ class Registry:
         Raises:
             TrackingError: there is none.
         """
+        _check_name(name)
         # a search leaves aliases out, so the version itself is asked
         call, client = self._connection.call, self._connection.client
         return _registered(call(f"find version {number} of {name}", client.get_model_version, name, str(number)))
@@ -165,6 +174,8 @@ class Registry:
         """
         call, client = self._connection.call, self._connection.client
         uri = call("find a model's files", client.get_model_version_download_uri, adapter.name, str(adapter.version))
+        if uri.startswith(("file:", "/")):  # MLflow copies what a link points to, and the copy shows it no more
+            adapter_files(Path(local_file_uri_to_path(uri)))
         folder.mkdir(parents=True, exist_ok=True)
         local = call(
             f"download {adapter.uri}",

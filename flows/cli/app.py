@@ -1,7 +1,8 @@
 """`alto`: the commands, their options, and how errors leave. What a command does stands in the module of its name.
 
 Exit codes: 0 done, 1 an error without a class of its own, 2 task file or usage, 3 data, 4 model, 5 engine, 6 tracking,
-7 store, 130 cancelled by Ctrl-C or SIGTERM. An exception that is no `AltoError` is a bug and keeps its traceback.
+7 store, 8 someone else's, 130 cancelled by Ctrl-C or SIGTERM. An exception that is no `AltoError` is a bug and keeps
+its traceback.
 """
 
 from __future__ import annotations

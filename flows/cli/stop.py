@@ -11,6 +11,7 @@ from alto_core.domain import QueueState, StopRequest, TaskState
 from alto_core.errors import StoreError
 from alto_core.settings import load_settings, prepare_environment
 from alto_core.store import Queue, Store
+from flows.cli.identity import who
 
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.2
@@ -21,12 +22,13 @@ def run_stop(task_id: str, stop: StopRequest) -> None:
 
     Raises:
         StoreError: it is not in the queue, or its GPUs are still held after a while.
+        OwnerError: it is someone else's.
     """
     settings = load_settings()
     prepare_environment(settings)
     queue = Queue(settings)
     started = time.monotonic()
-    queue.request_stop(task_id, stop)
+    queue.request_stop(task_id, stop, by=who(settings))
     while queue.entry(task_id).state.holds_gpus:
         if time.monotonic() - started > PATIENCE_SECONDS:
             host_id = queue.entry(task_id).host_id
@@ -49,5 +51,6 @@ def run_stop(task_id: str, stop: StopRequest) -> None:
 def run_unpause(task_id: str) -> None:
     """Let a paused task wait for GPUs again."""
     settings = load_settings()
-    Queue(settings).unpause(task_id)
+    prepare_environment(settings)
+    Queue(settings).unpause(task_id, by=who(settings))
     typer.echo(f"{task_id}: waits for GPUs, goes on from its checkpoints")

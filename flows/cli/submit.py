@@ -12,9 +12,11 @@ from alto_core import wording
 from alto_core.config import TuningTask, load_task, with_changes
 from alto_core.domain import Priority
 from alto_core.errors import StoreError
+from alto_core.ownership import UNNAMED
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Demand, Queue, Store
+from flows.cli.identity import who
 from flows.cli.output import dump, stdout_for
 
 
@@ -26,10 +28,13 @@ def run_submit(file: Path, *, changes: Sequence[str], as_json: bool) -> str:
 def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_json: bool) -> None:
     """Put a copy of a task into the queue, with changed values, or starting from its winner's adapter.
 
+    Where MLflow asks for a login, the copy belongs to who clones.
+
     Raises:
         StoreError: there is no such task, or it has no winner to start from.
     """
     settings = load_settings()
+    prepare_environment(settings)
     record = Store(settings).task(task_id)
     changes = list(changes)
     if from_winner:
@@ -37,7 +42,10 @@ def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_jso
         if folder is None:
             raise StoreError(f"task {task_id} is {record.state}, expected one that has registered a winner")
         changes.insert(0, f"init_adapter={folder}")
-    _submit(with_changes(record.task, changes), as_json=as_json)
+    task = record.task
+    if who(settings).name is not None:
+        task = task.model_copy(update={"owner": UNNAMED})
+    _submit(with_changes(task, changes), as_json=as_json)
 
 
 def _submit(task: TuningTask, *, as_json: bool) -> str:

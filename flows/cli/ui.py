@@ -10,7 +10,7 @@ import time
 from rich.console import Console
 from rich.text import Text
 
-from alto_core import wording
+from alto_core.redaction import without_secrets
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store, TaskRecord
 from flows.cli.interruption import sigterm_as_ctrl_c
@@ -27,7 +27,6 @@ def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
     """
     settings = load_settings()
     prepare_environment(settings)
-    settings.home.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
     services = embedded_services(settings, mlflow_port, prefect_port)
     with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
@@ -40,10 +39,9 @@ def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
             console.print(Text(f"Starting {' and '.join(s.name for s in services) or 'nothing'} ...", style="dim"))
             for started in running:
                 started.wait_until_up()
-            mlflow_url = _base_url(services, "MLflow") or wording.without_credentials(settings.mlflow_tracking_uri)
-            prefect_url = _base_url(services, "Prefect") or wording.without_credentials(
-                settings.prefect_api_url or ""
-            ).removesuffix("/api")
+            # a database's address may hold a password, a server's does not
+            mlflow_url = _base_url(services, "MLflow") or without_secrets(settings.mlflow_tracking_uri)
+            prefect_url = _base_url(services, "Prefect") or (settings.prefect_api_url or "").removesuffix("/api")
             _print_links(settings, mlflow_url, prefect_url, console)
             if not running:
                 return
@@ -57,7 +55,7 @@ def embedded_services(settings: Settings, mlflow_port: int, prefect_port: int) -
     """MLflow's and Prefect's servers, each unless the settings name one elsewhere."""
     services = []
     logs = settings.home / "logs"
-    if settings.mlflow_tracking_uri.startswith("sqlite:///"):
+    if settings.has_embedded_mlflow:
         _use_wal(settings.mlflow_tracking_uri)
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", settings.mlflow_tracking_uri]
         command += ["--artifacts-destination", str(settings.artifacts), "--host", LOOPBACK, "--port", str(mlflow_port)]
@@ -69,7 +67,7 @@ def embedded_services(settings: Settings, mlflow_port: int, prefect_port: int) -
                 port=mlflow_port,
                 health_path="/health",
                 log_file=logs / "mlflow.log",
-                environment={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"},
+                environment={},
             )
         )
     if settings.prefect_api_url is None:
@@ -82,8 +80,6 @@ def embedded_services(settings: Settings, mlflow_port: int, prefect_port: int) -
                 health_path="/api/health",
                 log_file=logs / "prefect.log",
                 environment={
-                    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                    "DO_NOT_TRACK": "true",
                     # the page would ask on Prefect's default port, whatever port the server has
                     "PREFECT_SERVER_UI_API_URL": f"http://{LOOPBACK}:{prefect_port}/api",
                 },

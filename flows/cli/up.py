@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
+from alto_core.config import NAME_PATTERN
 from alto_core.device import gpus_of_this_machine
 from alto_core.errors import TaskFileError
 from alto_core.settings import Settings, load_settings, prepare_environment
@@ -33,7 +35,7 @@ def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port
     settings = load_settings()
     prepare_environment(settings)
     console = Console(highlight=False)
-    host_id = host or socket.gethostname().split(".")[0]
+    host_id = _host_name(host)
     indices, gpu_bytes = _gpus(gpus)
     is_first = settings.prefect_api_url is None
     # a host that joins a cluster finds its servers there
@@ -104,6 +106,14 @@ def worker_process(settings: Settings, pool: str) -> Process:
         log_file=settings.home / "logs" / f"{pool}.log",
         environment={"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONUNBUFFERED": "1"},
     )
+
+
+def _host_name(wanted: str | None) -> str:
+    """Names a work pool and a log file too."""
+    name = wanted or socket.gethostname().split(".")[0]
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise TaskFileError("--host", got=repr(name), expected="1 to 64 letters, digits, '.', '_' or '-'")
+    return name
 
 
 def _gpus(wanted: str | None) -> tuple[tuple[int, ...], int]:

@@ -68,6 +68,13 @@ def test_a_fresh_machine_can_tune_and_nothing_is_made_on_it(fresh: Settings) -> 
     assert not fresh.home.exists()
 
 
+@pytest.mark.parametrize("url", ["postgresql://me:pw-123456@127.0.0.1:1/alto", "no address", "oracle+none://x"])
+def test_a_store_that_cannot_be_reached_is_named_without_its_password(fresh: Settings, url: str) -> None:
+    store = _by_name(examine(dataclasses.replace(fresh, store_address=url)))["store"]
+    assert (store.health, store.remedy) == (Health.BROKEN, "Start that database, or unset ALTO_STORE_URL.")
+    assert "pw-123456" not in store.found
+
+
 def test_a_missing_package_is_named_with_the_command_that_mends_it(
     fresh: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alto_core.errors import TaskFileError
-from alto_core.settings import load_settings
+from alto_core.settings import TELEMETRY_OFF, load_settings, prepare_environment
 
 
 def test_defaults_lie_under_one_folder(tmp_path: Path) -> None:
@@ -24,3 +24,31 @@ def test_cuda_graph_is_a_switch(value: str, expected: bool) -> None:
 def test_another_value_is_refused_by_name() -> None:
     with pytest.raises(TaskFileError, match="ALTO_CUDA_GRAPH: got maybe, expected 0 or 1"):
         load_settings({"ALTO_CUDA_GRAPH": "maybe"})
+
+
+def test_telemetry_is_off_unless_someone_has_said_otherwise(tmp_path: Path) -> None:
+    settings = load_settings({"ALTO_HOME": str(tmp_path)})
+    silent: dict[str, str] = {}
+    prepare_environment(settings, silent)
+    assert silent.items() >= TELEMETRY_OFF.items()
+    assert {"DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"} <= TELEMETRY_OFF.keys()
+    wished = dict.fromkeys(TELEMETRY_OFF, "as I said")
+    prepare_environment(settings, wished)
+    assert {name: wished[name] for name in TELEMETRY_OFF} == dict.fromkeys(TELEMETRY_OFF, "as I said")
+
+
+def test_a_login_in_an_address_moves_to_its_own_variables(tmp_path: Path) -> None:
+    environ = {
+        "ALTO_HOME": str(tmp_path),
+        "MLFLOW_TRACKING_URI": "https://alice:p%40ss@mlflow:5000/base",
+        "PREFECT_API_URL": "http://alto:word@prefect/api",
+    }
+    prepare_environment(load_settings(environ), environ)
+    settings = load_settings(environ)
+    assert (settings.mlflow_tracking_uri, settings.prefect_api_url) == (
+        "https://mlflow:5000/base",
+        "http://prefect/api",
+    )
+    assert (environ["MLFLOW_TRACKING_USERNAME"], environ["MLFLOW_TRACKING_PASSWORD"]) == ("alice", "p@ss")
+    assert environ["PREFECT_API_AUTH_STRING"] == "alto:word"
+    assert not settings.logins

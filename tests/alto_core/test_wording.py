@@ -49,16 +49,3 @@ def test_counts_and_shares() -> None:
 
 def test_every_state_is_explained() -> None:
     assert set(wording.STATE_MEANING) == set(JobState)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://me:secret@host:5000/x", "http://***@host:5000/x"),
-        ("postgresql://me:p%40ss@host/db", "postgresql://***@host/db"),
-        ("http://host:5000", "http://host:5000"),
-        ("sqlite:////folder/mlflow.db", "sqlite:////folder/mlflow.db"),
-    ],
-)
-def test_credentials_are_not_shown(url: str, shown: str) -> None:
-    assert wording.without_credentials(url) == shown

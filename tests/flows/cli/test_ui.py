@@ -114,6 +114,14 @@ def test_both_uis_serve_until_they_are_told_to_stop(tmp_path: Path) -> None:
                 assert b"<html" in response.read().lower()
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 2
+        listening = [
+            place.laddr.ip
+            for one in family
+            for place in one.net_connections("tcp")
+            if place.status == psutil.CONN_LISTEN
+        ]
+        assert len(listening) >= 2
+        assert set(listening) == {"127.0.0.1"}
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=60)

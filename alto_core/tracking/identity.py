@@ -1,0 +1,60 @@
+"""Who is logged in to MLflow, and letting an owner manage what a host of the cluster made for them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import requests
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request
+
+from alto_core.ownership import Person
+
+if TYPE_CHECKING:
+    from alto_core.tracking.connection import Connection
+
+CURRENT_USER = "/api/2.0/mlflow/users/current"
+GRANT = "/api/3.0/mlflow/users/permissions/grant"
+
+
+def person_of(connection: Connection) -> Person:
+    """The user of the basic-auth app; nobody where MLflow is a database, or a server without that app.
+
+    Raises:
+        TrackingError: MLflow cannot be reached.
+    """
+    if not connection.is_server:
+        return Person()
+    response = connection.call("ask who is logged in", _request, connection.uri, CURRENT_USER, "GET")
+    try:
+        user = response.json()["user"]
+        return Person(name=str(user["username"]), is_admin=bool(user["is_admin"]))
+    except (ValueError, KeyError, TypeError):  # no such page: 404, or the start page of the UI
+        return Person()
+
+
+def let_manage(connection: Connection, owner: str, registered_model: str) -> None:
+    """Give an owner the rights on a registered model that an admin's host has just made for their task.
+
+    An owner that MLflow does not know, as an admin may write into a task file, gets none.
+
+    Raises:
+        TrackingError: MLflow refused.
+    """
+    grant = {
+        "username": owner,
+        "resource_type": "registered_model",
+        "resource_id": registered_model,
+        "permission": "MANAGE",
+    }
+    response = connection.call(
+        "let the owner manage a registered model", _request, connection.uri, GRANT, "POST", grant
+    )
+    if response.status_code != HTTPStatus.NOT_FOUND:
+        connection.call("let the owner manage a registered model", response.raise_for_status)
+
+
+def _request(uri: str, path: str, method: str, content: dict[str, str] | None = None) -> requests.Response:
+    body = {} if content is None else {"json": content}
+    return http_request(get_default_host_creds(uri), path, method, **body)
