@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alto_core.domain import GateDecision, GateEntry, JobState, Verdict
+from alto_core.domain import CurveSource, GateDecision, GateEntry, JobState, Verdict
 
 FILE_NAME = "decisions.jsonl"
 ARTIFACT_NAME = "decisions.json"
@@ -27,6 +27,8 @@ class GateLogEntry:
     fraction: float
     """Where it stands, as a share of each job's own budget."""
     entries: tuple[GateEntry, ...]
+    curve: CurveSource = CurveSource.MLFLOW
+    """Where the curves were read from: the spool, if one of them was."""
     kind: str = "gate"
 
 
@@ -45,6 +47,8 @@ class ExitLogEntry:
     """The numbers compared, by name."""
     gate_fraction: float | None = None
     """The gate that ended it; None for a detector, a spent budget, a failure or a revival."""
+    curve: CurveSource | None = None
+    """Where the job's curve was read from; None where none was judged: a spent budget, a failure, a revival."""
     kind: str = "exit"
 
     @property
@@ -59,9 +63,10 @@ class DecisionLog:
         self._file = task_folder / FILE_NAME
 
     def add(self, entries: Sequence[GateLogEntry | ExitLogEntry]) -> None:
-        """Append entries. One that is there already, word for word, is not repeated."""
-        there = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
-        new = [line for line in (json.dumps(_plain(entry), allow_nan=False) for entry in entries) if line not in there]
+        """Append entries. One that is there already is not repeated, wherever its curve was read from."""
+        there = {_decision(entry) for entry in self.read()}
+        fresh = [entry for entry in entries if _decision(entry) not in there]
+        new = [json.dumps(_plain(entry), allow_nan=False) for entry in fresh]
         if new:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a", encoding="utf-8") as out:
@@ -81,11 +86,19 @@ class DecisionLog:
         return json.dumps([_plain(entry) for entry in self.read()], indent=1, allow_nan=False)
 
 
-def gate_entry(policy: str, fraction: float, decision: GateDecision) -> GateLogEntry:
-    return GateLogEntry(policy=policy, fraction=fraction, entries=decision.entries)
+def gate_entry(
+    policy: str, fraction: float, decision: GateDecision, curve: CurveSource = CurveSource.MLFLOW
+) -> GateLogEntry:
+    return GateLogEntry(policy=policy, fraction=fraction, entries=decision.entries, curve=curve)
 
 
-def exit_entry(policy: str, verdict: Verdict, total_steps: int, gate_fraction: float | None = None) -> ExitLogEntry:
+def exit_entry(
+    policy: str,
+    verdict: Verdict,
+    total_steps: int,
+    gate_fraction: float | None = None,
+    curve: CurveSource | None = None,
+) -> ExitLogEntry:
     return ExitLogEntry(
         policy=policy,
         job_id=verdict.job_id,
@@ -95,6 +108,7 @@ def exit_entry(policy: str, verdict: Verdict, total_steps: int, gate_fraction: f
         reason=verdict.reason,
         evidence=verdict.evidence,
         gate_fraction=gate_fraction,
+        curve=curve,
     )
 
 
@@ -103,7 +117,16 @@ def _plain(entry: GateLogEntry | ExitLogEntry) -> dict[str, Any]:
     return {"kind": content.pop("kind"), **content}
 
 
+def _decision(entry: GateLogEntry | ExitLogEntry) -> str:
+    """What was decided and on which numbers."""
+    content = _plain(entry)
+    del content["curve"]
+    return json.dumps(content, allow_nan=False)
+
+
 def _entry(content: dict[str, Any]) -> GateLogEntry | ExitLogEntry:
+    if content.get("curve") is not None:
+        content["curve"] = CurveSource(content["curve"])
     if content["kind"] == "gate":
         return GateLogEntry(**{**content, "entries": tuple(GateEntry(**entry) for entry in content["entries"])})
     return ExitLogEntry(**{**content, "state": JobState(content["state"])})

@@ -8,6 +8,7 @@
 | `ALTO_STORE_URL` | database of tasks, queue and hosts, e.g. `postgresql://...` | an SQLite file under `ALTO_HOME` |
 | `ALTO_LEASE_SECONDS` | how long a host or a run may be silent before its tasks go to others | 60 |
 | `MLFLOW_TRACKING_URI` | MLflow server; unset: an SQLite file under `ALTO_HOME` | unset |
+| `ALTO_TRACKING_WAIT_SECONDS` | how long the end of a task waits for an MLflow that is away | 300 |
 | `PREFECT_API_URL` | Prefect server; unset: an embedded one whose database lies under `ALTO_HOME` | unset |
 """
 
@@ -35,6 +36,7 @@ class Settings:
     cuda_graph: bool = True
     store_address: str | None = None
     lease_seconds: float = 60.0
+    tracking_wait_seconds: float = 300.0
 
     @property
     def store_url(self) -> str:
@@ -64,7 +66,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         prefect_api_url=env.get("PREFECT_API_URL") or None,
         cuda_graph=_switch("ALTO_CUDA_GRAPH", env.get("ALTO_CUDA_GRAPH") or "1"),
         store_address=env.get("ALTO_STORE_URL") or None,
-        lease_seconds=_lease_seconds(env.get("ALTO_LEASE_SECONDS") or "60"),
+        lease_seconds=_seconds("ALTO_LEASE_SECONDS", env.get("ALTO_LEASE_SECONDS") or "60", MIN_LEASE_SECONDS),
+        tracking_wait_seconds=_seconds("ALTO_TRACKING_WAIT_SECONDS", env.get("ALTO_TRACKING_WAIT_SECONDS") or "300", 0),
     )
 
 
@@ -102,11 +105,11 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str] | 
         env.setdefault(name, value)
 
 
-def _lease_seconds(text: str) -> float:
+def _seconds(name: str, text: str, least: float) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not MIN_LEASE_SECONDS <= seconds <= 3600:
-        raise TaskFileError("ALTO_LEASE_SECONDS", got=text, expected=f"{MIN_LEASE_SECONDS:g} to 3600 seconds")
+    if not least <= seconds <= 3600:
+        raise TaskFileError(name, got=text, expected=f"{least:g} to 3600 seconds")
     return seconds

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry, gate_entry
-from alto_core.domain import Boundary, GateDecision, JobFailure, JobOutcome, JobState, Verdict
+from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, JobOutcome, JobState, Verdict
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
@@ -91,7 +91,9 @@ class Supervisor:
         self, fraction: float, decision: GateDecision, curves: dict[str, Curve], folders: dict[str, Path]
     ) -> None:
         """End the jobs that a gate ended, and record every job's place in it."""
-        self._decisions.add([gate_entry(self._policy.name, fraction, decision)])
+        sources = {self._runs.curve_source(entry.job_id) for entry in decision.entries}
+        source = CurveSource.SPOOL if CurveSource.SPOOL in sources else CurveSource.MLFLOW
+        self._decisions.add([gate_entry(self._policy.name, fraction, decision, source)])
         ranks = {entry.job_id: entry.gate_rank for entry in decision.entries}
         self._store.update_jobs(
             self._task_id,
@@ -150,7 +152,6 @@ class Supervisor:
     def _record(self, boundary: Boundary) -> dict[str, Curve]:
         self._runs.log_steps(boundary.steps)
         self._runs.log_evaluations(boundary.evaluations)
-        self._runs.flush()
         last = {record.job_id: record for record in boundary.steps}
         val_loss = {evaluation.job_id: evaluation.val_loss for evaluation in boundary.evaluations}
         self._store.update_jobs(
@@ -193,9 +194,17 @@ class Supervisor:
         )
 
     def _judge(self, boundary: Boundary, curves: dict[str, Curve]) -> list[Verdict]:
+        """Who ends. What would end a job is judged again on its curve as MLflow gives it back."""
+        ending = [verdict.job_id for verdict in self._verdicts(boundary.running, curves)]
+        if not ending:
+            return []
+        curves |= self._runs.settled_curves(ending)
+        return self._verdicts(ending, curves)
+
+    def _verdicts(self, job_ids: Sequence[str], curves: Mapping[str, Curve]) -> list[Verdict]:
         verdicts = []
         for job_id, curve in curves.items():
-            if job_id not in boundary.running:
+            if job_id not in job_ids:
                 continue
             verdict = self._policy.judge(curve)
             spent = bool(curve.train_steps) and curve.train_steps[-1] >= curve.total_steps
@@ -228,7 +237,9 @@ class Supervisor:
         gate_fraction: float | None = None,
     ) -> None:
         """Record a job's end everywhere: adapter, state and verdict in MLflow, state and event in the store."""
-        self._decisions.add([exit_entry(self._policy.name, verdict, curve.total_steps, gate_fraction)])
+        is_judged = verdict.state not in (JobState.FINISHED, JobState.FAILED)
+        source = self._runs.curve_source(verdict.job_id) if is_judged else None
+        self._decisions.add([exit_entry(self._policy.name, verdict, curve.total_steps, gate_fraction, source)])
         outcome = outcome_of(curve, verdict, gate_rank)
         adapter = folder / "adapter"
         if adapter.is_dir():
@@ -239,7 +250,7 @@ class Supervisor:
             verdict.state,
             reason=verdict.reason,
             gate_rank=gate_rank,
-            extra_tags=verdict_tags(self._policy.name, verdict, curve.total_steps),
+            extra_tags=verdict_tags(self._policy.name, verdict, curve.total_steps, source),
         )
         self._store.update_jobs(
             self._task_id,
@@ -258,9 +269,10 @@ class Supervisor:
         )
 
 
-def verdict_tags(policy: str, verdict: Verdict, total_steps: int) -> dict[str, str]:
+def verdict_tags(policy: str, verdict: Verdict, total_steps: int, source: CurveSource | None) -> dict[str, str]:
     """A verdict as MLflow tags: who decided, when, and on which numbers. State and reason have tags of their own."""
-    return {
+    tags = {} if source is None else {"alto.curve": source.value}
+    return tags | {
         "alto.policy": policy,
         "alto.exit_step": str(verdict.step),
         "alto.exit_fraction": f"{verdict.step / total_steps:.4f}",

@@ -17,7 +17,7 @@ from alto_core.result import GateRecord
 from alto_core.scheduling.prediction import expected_savings
 from alto_core.store import EventDraft
 from alto_core.supervision import Supervisor
-from alto_core.tracking import TaskRuns
+from alto_core.tracking import GATE_WAIT_SECONDS, TaskRuns
 from alto_core.workspace import Workspace
 
 
@@ -93,7 +93,7 @@ def _train(
 def decide_gate(workspace: Workspace, fraction: float) -> GateDecision:
     """Rank the jobs at this share of their budgets, end those that the policy ends, and record the decision."""
     with workspace.tracked() as runs:
-        curves = runs.read_curves(list(workspace.jobs))
+        curves = runs.settled_curves(list(workspace.jobs), GATE_WAIT_SECONDS)
         decision = workspace.policy.gate(list(curves.values()), fraction)
         folders = {job_id: workspace.job_folder(job_id) for job_id in workspace.jobs}
         _supervisor(workspace, runs, workspace.policy).apply_gate(fraction, decision, curves, folders)

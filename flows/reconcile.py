@@ -1,4 +1,7 @@
-"""The reconciling flow: dead runs, dead hosts and leaked GPUs are found, and their tasks put back into the queue."""
+"""The reconciling flow: dead runs, dead hosts and leaked GPUs are found, and their tasks put back into the queue.
+
+What tasks logged while MLflow was away is delivered as well.
+"""
 
 # ruff: noqa: E402 - libraries are imported after the environment is prepared
 
@@ -15,6 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.states import Crashed
 
+from alto_core.cluster.leftovers import deliver_leftovers
 from alto_core.cluster.recovery import Finding, recover
 from alto_core.domain import QueueState
 from alto_core.store import Queue
@@ -22,8 +26,8 @@ from alto_core.store import Queue
 
 @flow(name="reconcile")
 def reconcile() -> list[str]:
-    """Returns what was found, one sentence each."""
-    return [finding.text for finding in take_back()]
+    """Returns what was found, one sentence each: what was dead, and what MLflow had not got."""
+    return [finding.text for finding in (*take_back(), *deliver_leftovers(load_settings()))]
 
 
 def take_back() -> tuple[Finding, ...]:

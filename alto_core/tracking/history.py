@@ -18,7 +18,7 @@ from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request, verify_rest_response
 
 from alto_core.errors import TrackingError
-from alto_core.tracking.connection import Connection
+from alto_core.tracking.connection import Connection, UnreachableError
 
 INFINITE_FROM = 1e308
 """MLflow's databases keep infinity as the largest float."""
@@ -81,7 +81,8 @@ class HistoryReader:
                         _point(r.run_id, r.key, step, at, math.nan if nan else value) for step, at, value, nan in rows
                     ]
         except sqlite3.Error as error:
-            raise TrackingError(
+            kind = UnreachableError if isinstance(error, sqlite3.OperationalError) else TrackingError
+            raise kind(
                 f"could not read curves from {database}: {error}. Check the disk, then resume the task."
             ) from error
         return points

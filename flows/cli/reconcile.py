@@ -11,7 +11,10 @@ from flows.cli.output import dump, stdout_for
 
 
 def run_reconcile(*, as_json: bool) -> None:
-    """Take dead runs' GPUs back and print what was found. Without a Prefect server signs of life alone decide."""
+    """Take dead runs' GPUs back, deliver what MLflow has not got, and print what was found.
+
+    Without a Prefect server signs of life alone decide.
+    """
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
@@ -23,6 +26,9 @@ def run_reconcile(*, as_json: bool) -> None:
             from flows.reconcile import take_back
 
             findings = take_back()
+        from alto_core.cluster.leftovers import deliver_leftovers
+
+        findings += deliver_leftovers(settings)
         if as_json:
             for finding in findings:
                 print(dump({"event": "found", **dataclasses.asdict(finding)}), file=stream)
@@ -30,4 +36,4 @@ def run_reconcile(*, as_json: bool) -> None:
         for finding in findings:
             typer.echo(finding.text, file=stream)
         if not findings:
-            typer.echo("Nothing was dead.", file=stream)
+            typer.echo("Nothing was dead, and nothing waited for MLflow.", file=stream)

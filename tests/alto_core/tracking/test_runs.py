@@ -158,6 +158,7 @@ def test_closing_ends_the_parent_and_every_open_child(
     runs.set_job_state(ids[0], JobState.FINISHED)
     runs.set_job_state(ids[1], JobState.RUNNING)
     runs.close(state, "no disk")
+    runs.release()
     client = tracker._connection.client
     assert client.get_run(runs.parent_run_id).info.status == status
     children = [client.get_run(run_id) for run_id in runs.job_run_ids.values()]
@@ -171,7 +172,9 @@ def test_a_sweep_ends_what_a_killed_process_left_open(tracker: Tracker, open_run
     runs.set_job_state(ids[0], JobState.RUNNING)
     runs.flush()
     del runs
-    tracker.task_runs("demo-1").close(TaskState.FAILED, "the process died")
+    swept = tracker.task_runs("demo-1")
+    swept.close(TaskState.FAILED, "the process died")
+    swept.release()
     assert {run.info.status for run in all_runs(tracker)} == {"FAILED", "KILLED"}
 
 
