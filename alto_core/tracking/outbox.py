@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from alto_core.domain import StepRecord
+from alto_core.errors import TrackingError
 from alto_core.tracking import connection
 from alto_core.tracking.connection import Connection, UnreachableError
 from alto_core.tracking.history import HistoryReader
@@ -94,13 +95,21 @@ class Outbox:
         self.put([Upload(run_id=run_id, path=path, folder=folder)])
 
     def put_copy(self, run_id: str, file: Path, folder: str | None) -> None:
-        """Send a file as it is now."""
+        """Send a file as it is now.
+
+        Raises:
+            TrackingError: `folder` leads out of the run's artifacts.
+        """
         kept = self._kept_file(f"{folder}/{file.name}" if folder else file.name)
         shutil.copyfile(file, kept)
         self.put_file(run_id, kept, folder)
 
     def put_text(self, run_id: str, text: str, name: str) -> None:
-        """Send a text; `name` is its path among the run's artifacts."""
+        """Send a text; `name` is its path among the run's artifacts.
+
+        Raises:
+            TrackingError: it leads out of them.
+        """
         kept, folder = self._kept_file(name), PurePosixPath(name).parent
         kept.write_text(text, encoding="utf-8")
         self.put_file(run_id, kept, None if folder == PurePosixPath() else str(folder))
@@ -137,6 +146,9 @@ class Outbox:
         return ""
 
     def _kept_file(self, name: str) -> Path:
-        file = self._spool.folder / "files" / name
+        root = (self._spool.folder / "files").resolve()
+        file = (root / name).resolve()
+        if not file.is_relative_to(root):
+            raise TrackingError(f"artifact {name!r}: got a path out of the artifacts' folder, expected one inside")
         file.parent.mkdir(parents=True, exist_ok=True)
         return file

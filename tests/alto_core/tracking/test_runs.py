@@ -222,6 +222,7 @@ def test_artifacts_lie_under_the_workspace(
     file.write_text("<p>")
     runs.log_artifact(file, "report")
     runs.log_text("# Summary", "summary.md")
+    runs.flush()
     paths = [item.path for item in tracker._connection.client.list_artifacts(runs.parent_run_id)]
     assert paths == ["report", "summary.md", "task.json"]
     assert list(embedded.artifacts.rglob("report.html"))
@@ -230,7 +231,7 @@ def test_artifacts_lie_under_the_workspace(
 def test_an_artifact_cannot_leave_its_folder(open_runs: Any) -> None:
     runs, _ = open_runs(1)
     for name in ("../../evil.txt", "/etc/evil.txt"):
-        with pytest.raises(TrackingError):
+        with pytest.raises(TrackingError, match="expected one inside"):
             runs.log_text("x", name)
 
 
