@@ -21,7 +21,7 @@ from alto_core.tracking.spool import Spool
 
 MAX_POINTS_PER_CALL = 1000
 """MLflow's limit; its client cuts larger calls."""
-MAX_BYTES_AHEAD = 4 * 2**20
+MAX_BYTES_AHEAD = 2 * 2**20
 """Of lines read and not yet sent: bounds the memory after a long outage."""
 
 
@@ -58,8 +58,17 @@ class Delivery:
         waiting = self._waiting.get(run_id)
         return self._position >= end and (waiting is None or waiting[0].start >= end)
 
-    def read_ahead(self) -> bool:
-        """Take in what was spooled since the last call, up to `MAX_BYTES_AHEAD`; whether anything waits."""
+    @property
+    def position(self) -> int:
+        """Every line that ends at or before this offset was taken in."""
+        return self._position
+
+    def holds(self, run_ids: Collection[str] | None = None) -> bool:
+        """Whether something was taken in that is not sent: of any of these runs, or at all."""
+        return bool(self._waiting) if run_ids is None else not self._waiting.keys().isdisjoint(run_ids)
+
+    def read_ahead(self) -> None:
+        """Take in what was spooled since the last call, up to `MAX_BYTES_AHEAD`."""
         limit = self.delivered + MAX_BYTES_AHEAD
         self._spool.sync()
         for line in self._spool.lines(self._position):
@@ -68,7 +77,6 @@ class Delivery:
             if line.message is not None:
                 self._waiting.setdefault(line.message.run_id, deque()).append(Waiting(line.start, line.message))
             self._position = line.end
-        return bool(self._waiting)
 
     def send(self, first: Collection[str] = ()) -> str:
         """Make one call for one of the runs that something waits for, if possible one of `first`.

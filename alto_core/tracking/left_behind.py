@@ -55,7 +55,7 @@ def _deliver(connection: Connection, folder: Path) -> str:
     delivery = Delivery(connection, spool, folder.parent)
     start = delivery.delivered
     try:
-        while delivery.read_ahead():
+        while delivery.holds() or _more_comes(delivery):
             try:
                 delivery.send()
             except UnreachableError:
@@ -68,3 +68,9 @@ def _deliver(connection: Connection, folder: Path) -> str:
         text = f"{(delivery.delivered - start) / 1024:.0f} KiB that it had logged were delivered to MLflow"
     delivery.note()
     return text if not refused else f"{text}; {len(refused)} writes were refused, the first: {refused[0]}"
+
+
+def _more_comes(delivery: Delivery) -> bool:
+    delivery.note()
+    delivery.read_ahead()
+    return delivery.holds()

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from alto_core.domain import StepRecord
+from alto_core.domain import Evaluation, StepRecord
 from alto_core.errors import TrackingError
 from alto_core.tracking import connection
 from alto_core.tracking.connection import Connection, UnreachableError
 from alto_core.tracking.history import HistoryReader
 from alto_core.tracking.logbook import Logbook
-from alto_core.tracking.messages import Message, Status, Upload
+from alto_core.tracking.messages import VAL_LOSS, Message, Status, Upload
 from alto_core.tracking.sender import Sender
 from alto_core.tracking.spool import Spool
 from alto_core.tracking.sums import read_progress
@@ -78,10 +78,14 @@ class Outbox:
         with self._lock:
             self.put(self._logbook.values(run_id, step, values))
 
-    def put_evaluation(self, run_id: str, step: int, values: Mapping[str, float]) -> None:
-        """Send metrics of an evaluation, and with them what sums up the steps so far."""
+    def put_evaluations(self, evaluations: Mapping[str, Evaluation]) -> None:
+        """Send validation losses, by run id, and with them what sums up the steps so far."""
         with self._lock:
-            self.put_values(run_id, step, {**values, **self._logbook.sums(run_id, step)})
+            messages: list[Message] = []
+            for run_id, evaluation in evaluations.items():
+                values = {VAL_LOSS: evaluation.val_loss, **self._logbook.sums(run_id, evaluation.step)}
+                messages += self._logbook.values(run_id, evaluation.step, values)
+            self.put(messages)
 
     def put_end(self, run_id: str, status: str) -> None:
         """End a run in this state."""

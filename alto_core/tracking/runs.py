@@ -32,7 +32,7 @@ from alto_core.tracking.description import (
     score_metrics,
 )
 from alto_core.tracking.history import HistoryReader
-from alto_core.tracking.messages import VAL_LOSS, Status, Tags
+from alto_core.tracking.messages import Status, Tags
 from alto_core.tracking.names import clean_name
 from alto_core.tracking.outbox import Outbox
 from alto_core.tracking.packaging import ServingFacts
@@ -111,15 +111,15 @@ class TaskRuns:
 
     @timed
     def log_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
-        """Log the evaluations of one boundary: validation losses, what sums up the steps so far, and all row losses.
+        """Log the evaluations of one boundary, one per job: validation losses, and what sums up the steps so far.
 
-        The row losses are one artifact of the parent.
+        All row losses are one artifact of the parent.
         """
-        run_ids = [self._job(evaluation.job_id).run_id for evaluation in evaluations]
-        pairs = list(zip(run_ids, evaluations, strict=True))
-        fresh = [evaluation for run_id, evaluation in pairs if self._curves.note_evaluation(run_id, evaluation)]
-        for run_id, evaluation in pairs:
-            self._outbox.put_evaluation(run_id, evaluation.step, {VAL_LOSS: evaluation.val_loss})
+        by_run = {self._job(evaluation.job_id).run_id: evaluation for evaluation in evaluations}
+        fresh = [
+            evaluation for run_id, evaluation in by_run.items() if self._curves.note_evaluation(run_id, evaluation)
+        ]
+        self._outbox.put_evaluations(by_run)
         with self._lock:
             file = self._rows.write(fresh, self._outbox.now()) if fresh else None
         if file:

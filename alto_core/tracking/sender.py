@@ -189,22 +189,27 @@ class Sender:
         return max(0.0, self._waiting_since + MAX_WAITING_SECONDS - time.monotonic())
 
     def _work(self, delivery: Delivery) -> None:
-        """Send everything if that is due, else what somebody waits for."""
+        """Send what was spooled so far if that is due, else what somebody waits for."""
         with self._changed:
             is_due = self._seconds_until_due() == 0.0
             if is_due:
-                self._waiting_since, self._bytes_waiting = None, 0
+                self._waiting_since = None
         try:
-            while not self._is_stopping and delivery.read_ahead():
-                wanted = self._unmet(delivery)
-                if not (is_due or wanted):
+            delivery.read_ahead()
+            while not self._is_stopping and ((wanted := self._unmet(delivery)) or is_due):
+                if wanted and not delivery.holds(wanted):
+                    delivery.read_ahead()
+                if not delivery.holds():
                     break
                 self._send(delivery, wanted)
-            self._unmet(delivery)
             self._read_back(self._untold)
         except (UnreachableError, OSError) as error:
             self._pause(error)
         delivery.note()
+        with self._changed:
+            self._bytes_waiting = self._spool.end - delivery.position
+            if self._bytes_waiting and self._waiting_since is None:
+                self._waiting_since = time.monotonic()
 
     def _send(self, delivery: Delivery, wanted: Collection[str]) -> None:
         try:
