@@ -78,11 +78,11 @@ class Outbox:
         with self._lock:
             self.put(self._logbook.values(run_id, step, values))
 
-    def put_evaluations(self, evaluations: Mapping[str, Evaluation]) -> None:
-        """Send validation losses, by run id, and with them what sums up the steps so far."""
+    def put_evaluations(self, evaluations: Sequence[tuple[str, Evaluation]]) -> None:
+        """Send validation losses, each with its run id, and with them what sums up the steps so far."""
         with self._lock:
             messages: list[Message] = []
-            for run_id, evaluation in evaluations.items():
+            for run_id, evaluation in evaluations:
                 values = {VAL_LOSS: evaluation.val_loss, **self._logbook.sums(run_id, evaluation.step)}
                 messages += self._logbook.values(run_id, evaluation.step, values)
             self.put(messages)

@@ -111,15 +111,13 @@ class TaskRuns:
 
     @timed
     def log_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
-        """Log the evaluations of one boundary, one per job: validation losses, and what sums up the steps so far.
+        """Log the evaluations of one boundary: validation losses, and what sums up the steps so far.
 
         All row losses are one artifact of the parent.
         """
-        by_run = {self._job(evaluation.job_id).run_id: evaluation for evaluation in evaluations}
-        fresh = [
-            evaluation for run_id, evaluation in by_run.items() if self._curves.note_evaluation(run_id, evaluation)
-        ]
-        self._outbox.put_evaluations(by_run)
+        pairs = [(self._job(evaluation.job_id).run_id, evaluation) for evaluation in evaluations]
+        fresh = [evaluation for run_id, evaluation in pairs if self._curves.note_evaluation(run_id, evaluation)]
+        self._outbox.put_evaluations(pairs)
         with self._lock:
             file = self._rows.write(fresh, self._outbox.now()) if fresh else None
         if file:
