@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,7 +147,8 @@ class Spool:
                 while written < len(content):
                     written += out.write(content[written:])
             except OSError:
-                os.ftruncate(out.fileno(), before)
+                with suppress(OSError):  # what was written in part is passed over as a damaged line
+                    os.ftruncate(out.fileno(), before)
                 raise
 
 
