@@ -51,10 +51,16 @@ class Point:
 
 
 class HistoryReader:
-    """Reads points of series. Keeps nothing but which way works."""
+    """Reads points of series. Keeps nothing but which way works.
 
-    def __init__(self, connection: Connection):
+    Args:
+        connection: the way to MLflow.
+        is_patient: wait for an MLflow that is away.
+    """
+
+    def __init__(self, connection: Connection, *, is_patient: bool = True):
         self._connection = connection
+        self._call = connection.call if is_patient else connection.attempt
         self._has_bulk_call = connection.is_server
 
     def read(self, requests: Sequence[SeriesRequest]) -> list[Point]:
@@ -127,7 +133,7 @@ class HistoryReader:
             "end_step": last,
             "max_results": MAX_POINTS_PER_RUN,
         }
-        return self._connection.call("read curves", self._request_points, params)
+        return self._call("read curves", self._request_points, params)
 
     def _request_points(self, params: dict[str, Any]) -> list[Point]:
         response = http_request(get_default_host_creds(self._connection.uri), BULK_PATH, "GET", params=params)
@@ -145,9 +151,7 @@ class HistoryReader:
         ]
 
     def _from_client(self, request: SeriesRequest) -> Iterator[Point]:
-        history = self._connection.call(
-            "read curves", self._connection.client.get_metric_history, request.run_id, request.key
-        )
+        history = self._call("read curves", self._connection.client.get_metric_history, request.run_id, request.key)
         for metric in history:
             if metric.step > request.after_step:
                 yield _point(request.run_id, request.key, metric.step, metric.timestamp, metric.value)

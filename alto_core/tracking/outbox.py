@@ -28,7 +28,6 @@ class Outbox:
         spool: the task's spool.
         task_folder: files in it are named relative to it, so that it may move.
         curves: are told what is logged, and what MLflow has got.
-        reader: reads what was logged before there was a spool.
         ema_alpha: weight of the newest loss in the smoothed train loss.
     """
 
@@ -39,11 +38,11 @@ class Outbox:
         task_folder: Path,
         *,
         curves: TaskCurves,
-        reader: HistoryReader,
         ema_alpha: float,
     ):
         self._spool, self._task_folder, self._curves = spool, task_folder.resolve(), curves
         self._lock = threading.RLock()
+        reader = HistoryReader(connection)
         self._logbook = Logbook(spool, ema_alpha, lambda steps: read_progress(reader, steps, ema_alpha))
         self._sender = Sender(connection, spool, self._task_folder, curves.read_back)
 

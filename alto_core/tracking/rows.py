@@ -29,10 +29,12 @@ class RowLossArchive:
         connection: the way to MLflow.
         parent_run_id: the task's run.
         folder: where files wait for MLflow; they stay there as long as the task's folder.
+        is_patient: wait for an MLflow that is away.
     """
 
-    def __init__(self, connection: Connection, parent_run_id: str, folder: Path):
+    def __init__(self, connection: Connection, parent_run_id: str, folder: Path, *, is_patient: bool = True):
         self._connection = connection
+        self._call = connection.call if is_patient else connection.attempt
         self._run_id = parent_run_id
         self._folder = folder
         self._artifact_uri = ""
@@ -72,10 +74,10 @@ class RowLossArchive:
         Raises:
             TrackingError: MLflow did not give them.
         """
-        for path in self._connection.call("list the row losses", self._list):
+        for path in self._call("list the row losses", self._list):
             if path not in self._read:
                 with tempfile.TemporaryDirectory() as folder:
-                    self._take(Path(self._connection.call(f"read {path}", self._download, path, folder)))
+                    self._take(Path(self._call(f"read {path}", self._download, path, folder)))
 
     def fetch_waiting(self) -> None:
         """Read the files on this disk that came since the last call."""

@@ -75,11 +75,12 @@ class TaskRuns:
         self.parent_run_id = parent_run_id
         self._connection = connection
         self._lock = threading.Lock()
-        spool, reader = Spool(task_folder / SPOOL_FOLDER), HistoryReader(connection)
+        spool = Spool(task_folder / SPOOL_FOLDER)
+        is_patient = spool.end == 0  # else the spool has what an absent MLflow does not give
         self._jobs = {job.job_id: job for job in jobs}
-        self._rows = RowLossArchive(connection, parent_run_id, spool.folder / ROWS_FOLDER)
-        self._curves = TaskCurves(spool, reader, self._rows)
-        self._outbox = Outbox(connection, spool, task_folder, curves=self._curves, reader=reader, ema_alpha=ema_alpha)
+        self._rows = RowLossArchive(connection, parent_run_id, spool.folder / ROWS_FOLDER, is_patient=is_patient)
+        self._curves = TaskCurves(spool, HistoryReader(connection, is_patient=is_patient), self._rows)
+        self._outbox = Outbox(connection, spool, task_folder, curves=self._curves, ema_alpha=ema_alpha)
 
     @property
     def job_run_ids(self) -> Mapping[str, str]:
