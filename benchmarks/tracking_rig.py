@@ -84,9 +84,14 @@ class MlflowServer:
 
 
 @contextmanager
-def mlflow(kind: str) -> Iterator[tuple[Settings, str, MlflowServer | None]]:
-    """A fresh workspace on `sqlite`, or on a server with a `postgresql` database: settings, database URL, server."""
-    with tempfile.TemporaryDirectory(prefix="alto-load-") as name:
+def mlflow(kind: str, folder: Path | None = None) -> Iterator[tuple[Settings, str, MlflowServer | None]]:
+    """A fresh workspace on `sqlite`, or on a server with a `postgresql` database: settings, database URL, server.
+
+    Args:
+        kind: the store.
+        folder: where to make the workspace; the temporary folder by default.
+    """
+    with tempfile.TemporaryDirectory(prefix="alto-load-", dir=folder) as name:
         folder = Path(name)
         home = folder / "home"
         if kind == "sqlite":
