@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alto_core.domain import GateDecision, GateEntry, JobState, Verdict
+from alto_core.domain import CurveSource, GateDecision, GateEntry, JobState, Verdict
 
 FILE_NAME = "decisions.jsonl"
 ARTIFACT_NAME = "decisions.json"
@@ -29,6 +29,8 @@ class GateLogEntry:
     fraction: float
     """Where it stands, as a share of each job's own budget."""
     entries: tuple[GateEntry, ...]
+    curve: CurveSource = CurveSource.MLFLOW
+    """Where the curves were read from: the spool, if one of them was."""
     kind: str = "gate"
 
 
@@ -47,6 +49,8 @@ class ExitLogEntry:
     """The numbers compared, by name."""
     gate_fraction: float | None = None
     """The gate that ended it; None for a detector, a spent budget, a failure or a revival."""
+    curve: CurveSource | None = None
+    """Where the job's curve was read from; None where none was judged: a spent budget, a failure, a revival."""
     kind: str = "exit"
 
     @property
@@ -67,9 +71,13 @@ class DecisionLog:
         self._file = task_folder / FILE_NAME
 
     def add(self, entries: Sequence[GateLogEntry | ExitLogEntry]) -> None:
-        """Append entries, on disk when the call returns. One that is there already, word for word, is not repeated."""
-        there = self._lines()
-        new = [line for line in (json.dumps(_plain(entry), allow_nan=False) for entry in entries) if line not in there]
+        """Append entries, on disk when the call returns.
+
+        One that is there already is not repeated, wherever its curve was read from.
+        """
+        there, decided = self._lines(), {_decision(entry) for entry in self.read()}
+        fresh = [entry for entry in entries if _decision(entry) not in decided]
+        new = [json.dumps(_plain(entry), allow_nan=False) for entry in fresh]
         if new:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("r+b" if self._file.exists() else "w+b") as out:
@@ -101,10 +109,27 @@ class DecisionLog:
         }
         return GateDecision(entries=gates[-1].entries, verdicts=tuple(exits.values()))
 
-    def add_gate(self, policy: str, fraction: float, decision: GateDecision, total_steps: Mapping[str, int]) -> None:
-        """Append a gate, before anything comes of it. Its own entry is the last: where it stands, all exits do."""
-        exits = [exit_entry(policy, v, total_steps[v.job_id], fraction) for v in decision.verdicts]
-        self.add([*exits, GateLogEntry(policy=policy, fraction=fraction, entries=decision.entries)])
+    def add_gate(
+        self,
+        policy: str,
+        fraction: float,
+        decision: GateDecision,
+        total_steps: Mapping[str, int],
+        curves: Mapping[str, CurveSource],
+    ) -> None:
+        """Append a gate, before anything comes of it. Its own entry is the last: where it stands, all exits do.
+
+        Args:
+            policy: that decided.
+            fraction: where the gate stands, as a share of each job's own budget.
+            decision: the places of all jobs, and who ends.
+            total_steps: of each job.
+            curves: where each job's curve was read from.
+        """
+        exits = [exit_entry(policy, v, total_steps[v.job_id], fraction, curves[v.job_id]) for v in decision.verdicts]
+        source = CurveSource.SPOOL if CurveSource.SPOOL in curves.values() else CurveSource.MLFLOW
+        gate = GateLogEntry(policy=policy, fraction=fraction, entries=decision.entries, curve=source)
+        self.add([*exits, gate])
 
     def exits_of(self, job_id: str) -> tuple[ExitLogEntry, ...]:
         return tuple(e for e in self.read() if isinstance(e, ExitLogEntry) and e.job_id == job_id)
@@ -119,7 +144,13 @@ class DecisionLog:
         return json.dumps([_plain(entry) for entry in self.read()], indent=1, allow_nan=False)
 
 
-def exit_entry(policy: str, verdict: Verdict, total_steps: int, gate_fraction: float | None = None) -> ExitLogEntry:
+def exit_entry(
+    policy: str,
+    verdict: Verdict,
+    total_steps: int,
+    gate_fraction: float | None = None,
+    curve: CurveSource | None = None,
+) -> ExitLogEntry:
     return ExitLogEntry(
         policy=policy,
         job_id=verdict.job_id,
@@ -129,6 +160,7 @@ def exit_entry(policy: str, verdict: Verdict, total_steps: int, gate_fraction: f
         reason=verdict.reason,
         evidence=verdict.evidence,
         gate_fraction=gate_fraction,
+        curve=curve,
     )
 
 
@@ -137,7 +169,16 @@ def _plain(entry: GateLogEntry | ExitLogEntry) -> dict[str, Any]:
     return {"kind": content.pop("kind"), **content}
 
 
+def _decision(entry: GateLogEntry | ExitLogEntry) -> str:
+    """What was decided and on which numbers."""
+    content = _plain(entry)
+    del content["curve"]
+    return json.dumps(content, allow_nan=False)
+
+
 def _entry(content: dict[str, Any]) -> GateLogEntry | ExitLogEntry:
+    if content.get("curve") is not None:
+        content["curve"] = CurveSource(content["curve"])
     if content["kind"] == "gate":
         return GateLogEntry(**{**content, "entries": tuple(GateEntry(**entry) for entry in content["entries"])})
     return ExitLogEntry(**{**content, "state": JobState(content["state"])})

@@ -49,6 +49,14 @@ class TaskState(StrEnum):
         return self not in (TaskState.QUEUED, TaskState.RUNNING)
 
 
+class CurveSource(StrEnum):
+    """Where the curve of a job was read that a decision was taken on; the numbers are the same."""
+
+    MLFLOW = "mlflow"
+    SPOOL = "spool"
+    """MLflow did not have all of it yet."""
+
+
 class Priority(StrEnum):
     """How pressing a task is. Tasks of a class are planned before those of the classes after it."""
 

@@ -74,7 +74,7 @@ def end_task(workspace: Workspace, state: TaskState, message: str) -> None:
     """End a task in MLflow and in the store, with its open jobs."""
     if message:
         workspace.store.append_events(workspace.task_id, [EventDraft(kind="error", text=message)])
-    with workspace.tracked() as runs:
+    with workspace.tracked(workspace.settings.tracking_wait_seconds) as runs:
         runs.close(state, message)
     workspace.store.end_task(workspace.task_id, state, message)
 

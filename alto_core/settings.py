@@ -9,6 +9,7 @@
 | `ALTO_LEASE_SECONDS` | how long a host or a run may be silent before its tasks go to others | 60 |
 | `ALTO_CHECKPOINT_SECONDS` | between two checkpoints: about what a task loses when its process is killed | 60 |
 | `MLFLOW_TRACKING_URI` | MLflow server; unset: an SQLite file under `ALTO_HOME` | unset |
+| `ALTO_TRACKING_WAIT_SECONDS` | how long the end of a task waits for an MLflow that is away | 300 |
 | `PREFECT_API_URL` | Prefect server; unset: an embedded one whose database lies under `ALTO_HOME` | unset |
 
 A login inside the last two (`http://user:password@host`) is taken out of them and handed on in the variables that
@@ -43,6 +44,7 @@ class Settings:
     """May hold a password, which its database driver needs there."""
     lease_seconds: float = 60.0
     checkpoint_seconds: float = 60.0
+    tracking_wait_seconds: float = 300.0
     logins: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of MLflow and Prefect with the logins that stood in their addresses."""
 
@@ -97,6 +99,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         store_address=env.get("ALTO_STORE_URL") or None,
         lease_seconds=_seconds("ALTO_LEASE_SECONDS", env.get("ALTO_LEASE_SECONDS") or "60", MIN_LEASE_SECONDS),
         checkpoint_seconds=_seconds("ALTO_CHECKPOINT_SECONDS", env.get("ALTO_CHECKPOINT_SECONDS") or "60", 0),
+        tracking_wait_seconds=_seconds("ALTO_TRACKING_WAIT_SECONDS", env.get("ALTO_TRACKING_WAIT_SECONDS") or "300", 0),
     )
 
 

@@ -1,8 +1,8 @@
 """The loop around the executor: log each boundary, read the curves back, ask the policy, hand over its verdicts.
 
 The one place where measurements, curves, decisions and records meet. It makes no decision of its own. A decision is
-in the log before anything comes of it, and an end is in MLflow before it is in the store, so that a run that dies in
-between can be gone on with: what the log holds and the store does not is recorded again.
+in the log before anything comes of it, and an end is in the spool of the tracking before it is in the store, so that a
+run that dies in between can be gone on with: what the log holds and the store does not is recorded again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry
-from alto_core.domain import Boundary, GateDecision, JobFailure, JobOutcome, JobState, Verdict
+from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, JobOutcome, JobState, Verdict
 from alto_core.earlier_run import EarlierRun
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
@@ -94,7 +94,6 @@ class Supervisor:
         back = Verdict(job_id=job_id, state=JobState.RUNNING, step=stretch.start_step, reason=reason, evidence={})
         self._decisions.add([exit_entry(self._policy.name, back, stretch.budget.total_steps)])
         self._runs.set_job_state(job_id, JobState.RUNNING, reason=reason)
-        self._runs.flush()
         self._store.reopen_job(self._task_id, job_id)
         self._store.append_events(self._task_id, [EventDraft(kind="revived", job_id=job_id, text=reason)])
         self._recorded.discard(job_id)
@@ -104,7 +103,8 @@ class Supervisor:
     ) -> None:
         """End the jobs that a gate ended, and record every job's place in it."""
         total_steps = {job_id: curve.total_steps for job_id, curve in curves.items()}
-        self._decisions.add_gate(self._policy.name, fraction, decision, total_steps)
+        sources = {entry.job_id: self._runs.curve_source(entry.job_id) for entry in decision.entries}
+        self._decisions.add_gate(self._policy.name, fraction, decision, total_steps, sources)
         ranks = {entry.job_id: entry.gate_rank for entry in decision.entries}
         self._store.update_jobs(
             self._task_id,
@@ -128,7 +128,7 @@ class Supervisor:
         self._publish_decisions()
 
     def end(self, folder: Path, curve: Curve, verdict: Verdict, *, gate_rank: int | None = None) -> None:
-        """Record a job's end everywhere, once: adapter, state and verdict in MLflow, then state and event in the store.
+        """Record a job's end everywhere, once: adapter, state and verdict for MLflow, then state and event in the store.
 
         The decision log has it already.
         """
@@ -144,9 +144,8 @@ class Supervisor:
             verdict.state,
             reason=verdict.reason,
             gate_rank=gate_rank,
-            extra_tags=verdict_tags(self._policy.name, verdict, curve.total_steps),
+            extra_tags=verdict_tags(self._policy.name, verdict, curve.total_steps, self._judged_source(verdict)),
         )
-        self._runs.flush()
         self._store.update_jobs(
             self._task_id,
             [JobUpdate(job_id=verdict.job_id, state=verdict.state, reason=verdict.reason, step=verdict.step)],
@@ -166,7 +165,14 @@ class Supervisor:
     def decide(self, verdicts: Sequence[Verdict], curves: Mapping[str, Curve]) -> None:
         """Write decisions down before anything comes of them. One that an earlier run made stands there already."""
         new = [verdict for verdict in verdicts if verdict.job_id not in self._earlier.exits]
-        self._decisions.add([exit_entry(self._policy.name, v, curves[v.job_id].total_steps) for v in new])
+        self._decisions.add(
+            [exit_entry(self._policy.name, v, curves[v.job_id].total_steps, curve=self._judged_source(v)) for v in new]
+        )
+
+    def _judged_source(self, verdict: Verdict) -> CurveSource | None:
+        """Where the curve was read from that a verdict judged, if it judged one."""
+        is_judged = verdict.state not in (JobState.FINISHED, JobState.FAILED)
+        return self._runs.curve_source(verdict.job_id) if is_judged else None
 
     def _states(self) -> dict[str, JobState]:
         return {record.job_id: record.state for record in self._store.jobs(self._task_id)}
@@ -208,7 +214,6 @@ class Supervisor:
     def _record(self, boundary: Boundary) -> dict[str, Curve]:
         self._runs.log_steps(boundary.steps)
         self._runs.log_evaluations(boundary.evaluations)
-        self._runs.flush()
         last = {record.job_id: record for record in boundary.steps}
         val_loss = {evaluation.job_id: evaluation.val_loss for evaluation in boundary.evaluations}
         self._store.update_jobs(
@@ -254,9 +259,17 @@ class Supervisor:
         )
 
     def _judge(self, boundary: Boundary, curves: dict[str, Curve]) -> list[Verdict]:
+        """Who ends. What would end a job is judged again on its curve as MLflow gives it back."""
+        ending = [verdict.job_id for verdict in self._verdicts(boundary.running, curves)]
+        if not ending:
+            return []
+        curves |= self._runs.settled_curves(ending)
+        return self._verdicts(ending, curves)
+
+    def _verdicts(self, job_ids: Sequence[str], curves: Mapping[str, Curve]) -> list[Verdict]:
         verdicts = []
         for job_id, curve in curves.items():
-            if job_id not in boundary.running:
+            if job_id not in job_ids:
                 continue
             if job_id in self._earlier.exits:
                 decided = self._earlier.verdict_at(job_id, curve.last_step)
@@ -269,9 +282,10 @@ class Supervisor:
         return verdicts
 
 
-def verdict_tags(policy: str, verdict: Verdict, total_steps: int) -> dict[str, str]:
+def verdict_tags(policy: str, verdict: Verdict, total_steps: int, source: CurveSource | None) -> dict[str, str]:
     """A verdict as MLflow tags: who decided, when, and on which numbers. State and reason have tags of their own."""
-    return {
+    tags = {} if source is None else {"alto.curve": source.value}
+    return tags | {
         "alto.policy": policy,
         "alto.exit_step": str(verdict.step),
         "alto.exit_fraction": f"{verdict.step / total_steps:.4f}",

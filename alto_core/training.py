@@ -25,7 +25,7 @@ from alto_core.resuming import open_cut, reserve_of, runs_of, settle
 from alto_core.scheduling.prediction import expected_savings
 from alto_core.store import EventDraft
 from alto_core.supervision import Supervisor
-from alto_core.tracking import TaskRuns
+from alto_core.tracking import GATE_WAIT_SECONDS, TaskRuns
 from alto_core.workspace import Workspace
 
 
@@ -145,7 +145,7 @@ def decide_gate(workspace: Workspace, fraction: float) -> GateDecision:
     if workspace.was_begun:
         earlier = earlier_run(workspace.decisions, workspace.records(), (), ())
     with workspace.tracked() as runs:
-        curves = runs.read_curves(list(workspace.jobs))
+        curves = runs.settled_curves(list(workspace.jobs), GATE_WAIT_SECONDS)
         decision = held or workspace.policy.gate(list(curves.values()), fraction)
         folders = {job_id: workspace.job_folder(job_id) for job_id in workspace.jobs}
         _supervisor(workspace, runs, workspace.policy, earlier).apply_gate(fraction, decision, curves, folders)

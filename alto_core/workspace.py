@@ -195,14 +195,20 @@ class Workspace:
         )
 
     @contextmanager
-    def tracked(self) -> Iterator[TaskRuns]:
-        """The task's MLflow runs. When the block ends everything logged is written, and its cost is recorded."""
-        runs = Tracker(self.settings).task_runs(self.task_id, was_begun=self.was_begun)
+    def tracked(self, wait_seconds: float | None = None) -> Iterator[TaskRuns]:
+        """The task's MLflow runs. When the block ends what was logged is delivered, and its cost is recorded.
+
+        Args:
+            wait_seconds: how long an MLflow is waited for that is away; None: as long as any call. What it does not get
+                then stays in the task's spool, and a warning says so.
+        """
+        runs = Tracker(self.settings).task_runs(self.task_id)
         try:
             yield runs
         finally:
-            runs.release()
-            self.store.append_events(self.task_id, [tracking_event(runs)])
+            waiting = runs.release(wait_seconds)
+            warnings = [EventDraft(kind="warning", text=waiting)] if waiting else []
+            self.store.append_events(self.task_id, [tracking_event(runs), *warnings])
 
     def engine(
         self,

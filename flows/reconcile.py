@@ -1,7 +1,8 @@
 """The reconciling flow: dead runs, dead hosts and leaked GPUs are found, and every record is set to the truth.
 
 The queue and the locks of tasks know who lives. The store and MLflow follow them here, and Prefect last, where the run
-of a process that died without a word stays Running for ever unless it is told.
+of a process that died without a word stays Running for ever unless it is told. What tasks logged while MLflow was away
+is delivered as well.
 """
 
 # ruff: noqa: E402 - libraries are imported after the environment is prepared
@@ -34,6 +35,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
 from alto_core.cluster.dead_tasks import end_dead_tasks
+from alto_core.cluster.leftovers import deliver_leftovers
 from alto_core.cluster.recovery import Finding, recover
 from alto_core.domain import QueueState
 from alto_core.errors import StoreError
@@ -46,8 +48,8 @@ OPEN_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateT
 
 @flow(name="reconcile")
 def reconcile() -> list[str]:
-    """Returns what was found, one sentence each."""
-    return [finding.text for finding in sweep()]
+    """Returns what was found, one sentence each: what was dead, and what MLflow had not got."""
+    return [finding.text for finding in (*sweep(), *deliver_leftovers(load_settings()))]
 
 
 def take_back() -> tuple[Finding, ...]:

@@ -13,18 +13,19 @@ ARTIFACT_FOLDER = "adapter"
 REQUIRED_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def log_adapter(connection: Connection, run_id: str, folder: Path) -> str:
+def upload_adapter(connection: Connection, run_id: str, folder: Path) -> None:
     """Upload an adapter folder to a run, and compare what arrived with what was sent, file by file.
 
     Raises:
+        UnreachableError: MLflow is away.
         TrackingError: the folder is no PEFT adapter, or MLflow did not take it whole.
     """
     files = adapter_files(folder)
     client = connection.client
-    connection.call("upload an adapter", client.log_artifacts, run_id, str(folder), ARTIFACT_FOLDER)
+    connection.attempt("upload an adapter", client.log_artifacts, run_id, str(folder), ARTIFACT_FOLDER)
     arrived = {
         item.path: item.file_size
-        for item in connection.call("list an adapter", client.list_artifacts, run_id, ARTIFACT_FOLDER)
+        for item in connection.attempt("list an adapter", client.list_artifacts, run_id, ARTIFACT_FOLDER)
     }
     for name, file in files.items():
         size = arrived.get(f"{ARTIFACT_FOLDER}/{name}")
@@ -32,6 +33,10 @@ def log_adapter(connection: Connection, run_id: str, folder: Path) -> str:
             raise TrackingError(
                 f"upload of {file}: got {size} bytes in MLflow, expected {file.stat().st_size}. Resume the task."
             )
+
+
+def adapter_uri(run_id: str) -> str:
+    """Where MLflow keeps the adapter of a run."""
     return f"runs:/{run_id}/{ARTIFACT_FOLDER}"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from mlflow.entities import Experiment, Run, ViewType
 from mlflow.exceptions import MlflowException
@@ -15,24 +16,28 @@ from alto_core.errors import TrackingError
 from alto_core.ownership import Person
 from alto_core.settings import Settings
 from alto_core.tracking import description
-from alto_core.tracking.connection import Connection, timed
+from alto_core.tracking.connection import Connection, UnreachableError, timed
 from alto_core.tracking.description import JOB_ID, JOB_INDEX, TASK_ID, WORKSPACE, DatasetSummary
+from alto_core.tracking.known_runs import KnownRuns, note_runs, noted_runs, with_spooled_states
 from alto_core.tracking.registry import Registry
-from alto_core.tracking.runs import TaskRuns
+from alto_core.tracking.runs import SPOOL_FOLDER, TaskRuns
+from alto_core.tracking.spool import Spool
 
 _TASK_ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _RUNS_PER_PAGE = 1000
+_Call = Callable[..., Any]
+"""`Connection.call`, or `Connection.attempt`."""
 
 
 class Tracker:
-    """The tracking of one ALTO home. Making one prepares the embedded database, or tries the server.
+    """The tracking of one ALTO home. Making one prepares the embedded database; a server is not asked yet.
 
     Raises:
-        TrackingError: MLflow cannot be reached.
+        TrackingError: the embedded database cannot be used.
     """
 
     def __init__(self, settings: Settings):
-        self._connection = Connection(settings)
+        self._settings, self._connection = settings, Connection(settings)
 
     @property
     def seconds_spent(self) -> float:
@@ -56,7 +61,7 @@ class Tracker:
             # with logins an experiment belongs to who made it, and nobody else may write into it
             owner = task.owner if self.person.name else None
             experiment_id = self._experiment_id(description.experiment_name(task, data, owner))
-            runs = self._find_runs(task_id, [experiment_id])
+            runs = self._find_runs(task_id, [experiment_id], self._connection.call)
             parent = self._parent(task, task_id, experiment_id, runs, len(jobs), data)
             children = {run.data.tags[JOB_ID]: run for run in runs if JOB_ID in run.data.tags}
             for index, job in enumerate(jobs):
@@ -71,36 +76,33 @@ class Tracker:
         return self.task_runs(task_id)
 
     @timed
-    def task_runs(self, task_id: str, *, was_begun: bool = False) -> TaskRuns:
+    def task_runs(self, task_id: str) -> TaskRuns:
         """The runs of a task that was opened before, by this process or another.
 
-        Args:
-            task_id: the task.
-            was_begun: an earlier run logged to it and may have died; what is there already is not logged again.
+        While MLflow is away they are as it had them when they were last asked for.
 
         Raises:
-            TrackingError: there is no such task, or one of its runs was deleted.
+            TrackingError: there is no such task, one of its runs was deleted, or MLflow is away and nothing is known.
         """
         _check_task_id(task_id)
-        experiments = self._connection.call(
-            "list experiments", self._connection.client.search_experiments, view_type=ViewType.ALL
-        )
-        runs = self._find_runs(task_id, [experiment.experiment_id for experiment in experiments])
-        parents = [run for run in runs if JOB_ID not in run.data.tags]
-        if not parents:
-            raise TrackingError(
-                f"task {task_id!r}: got no run of it in MLflow, expected one. Check ALTO_HOME and MLFLOW_TRACKING_URI."
-            )
-        children = [run for run in runs if JOB_ID in run.data.tags]
-        jobs = [description.job_run(run) for run in sorted(children, key=lambda run: int(run.data.tags[JOB_INDEX]))]
+        task_folder = self._settings.task_folder(task_id)
+        spool = Spool(task_folder / SPOOL_FOLDER)
+        noted, start = noted_runs(spool.folder), spool.cursor
+        try:
+            runs = self._ask_for_runs(task_id, self._connection.attempt if noted else self._connection.call)
+            note_runs(spool.folder, runs)
+        except UnreachableError:
+            if noted is None:
+                raise
+            runs, start = noted, 0
         return TaskRuns(
             self._connection,
             task_id=task_id,
-            experiment_id=parents[0].info.experiment_id,
-            parent_run_id=parents[0].info.run_id,
-            jobs=jobs,
-            ema_alpha=float(parents[0].data.params["ema_alpha"]),
-            was_begun=was_begun,
+            experiment_id=runs.experiment_id,
+            parent_run_id=runs.parent_run_id,
+            jobs=with_spooled_states(runs.jobs, spool, start),
+            ema_alpha=runs.ema_alpha,
+            task_folder=task_folder,
         )
 
     @property
@@ -136,12 +138,28 @@ class Tracker:
             )
         return str(experiment.experiment_id)
 
-    def _find_runs(self, task_id: str, experiment_ids: Sequence[str]) -> list[Run]:
+    def _ask_for_runs(self, task_id: str, call: _Call) -> KnownRuns:
+        experiments = call("list experiments", self._connection.client.search_experiments, view_type=ViewType.ALL)
+        runs = self._find_runs(task_id, [experiment.experiment_id for experiment in experiments], call)
+        parent = next((run for run in runs if JOB_ID not in run.data.tags), None)
+        if parent is None:
+            raise TrackingError(
+                f"task {task_id!r}: got no run of it in MLflow, expected one. Check ALTO_HOME and MLFLOW_TRACKING_URI."
+            )
+        children = [run for run in runs if JOB_ID in run.data.tags]
+        return KnownRuns(
+            experiment_id=parent.info.experiment_id,
+            parent_run_id=parent.info.run_id,
+            ema_alpha=float(parent.data.params["ema_alpha"]),
+            jobs=tuple(map(description.job_run, sorted(children, key=lambda run: int(run.data.tags[JOB_INDEX])))),
+        )
+
+    def _find_runs(self, task_id: str, experiment_ids: Sequence[str], call: _Call) -> list[Run]:
         """Parent and children, in no order."""
         client, found, token = self._connection.client, list[Run](), None
         query = f"tags.`{TASK_ID}` = '{task_id}' and tags.`{WORKSPACE}` = '{self._connection.workspace}'"
         while token != "":
-            page = self._connection.call(
+            page = call(
                 "find the runs of the task",
                 client.search_runs,
                 list(experiment_ids),

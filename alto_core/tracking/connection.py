@@ -1,10 +1,11 @@
 """The way to MLflow: one client, patience with what passes, plain errors for what does not, and a clock on both sides.
 
-What is written and read stands in `runs`, `writer`, `history` and `registry`.
+What is written and read stands in `runs`, `delivery`, `history` and `registry`.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -14,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -45,6 +46,8 @@ _PASSING_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "RESOURCE_EXHAUSTED", "RE
 """Error codes of a server that is busy, and of a locked or full database."""
 
 _PASSING_TEXT = re.compile("failed with exception|OperationalError|is locked|timed out")
+_PASSING_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
+"""A full disk, or a file system that is away."""
 """MLflow gives the code INTERNAL_ERROR to anything; these are the ones that pass: no connection, no database."""
 
 P = ParamSpec("P")
@@ -78,11 +81,13 @@ class Connection:
     """One MLflow, embedded or a server. Opening it prepares the embedded database.
 
     Raises:
-        TrackingError: MLflow cannot be reached.
+        TrackingError: the embedded database is none of MLflow's.
     """
 
     def __init__(self, settings: Settings):
         self.home = settings.home
+        self.wait_seconds = settings.tracking_wait_seconds
+        """How long the end of a task waits for an MLflow that is away."""
         self.uri = settings.mlflow_tracking_uri
         self.database = _sqlite_path(self.uri)
         self.is_server = self.uri.startswith(("http://", "https://"))
@@ -102,8 +107,10 @@ class Connection:
             if self.database:
                 _use_write_ahead_log(self.database)
             self.client = MlflowClient(self.uri, registry_uri=self.uri)
-            self.call("open the tracking store", self.client.search_experiments, max_results=1)
             self.workspace = _workspace_id(self.home / "workspace-id")
+            if self.database:  # makes its tables; a busy one is as good as a server that is away
+                with suppress(UnreachableError):
+                    self.attempt("open the tracking store", self.client.search_experiments, max_results=1)
 
     @functools.cached_property
     def person(self) -> Person:
@@ -128,21 +135,35 @@ class Connection:
         start, pause = time.monotonic(), 0.05
         while True:
             try:
-                return function(*args, **kwargs)
-            except (MlflowException, requests.RequestException, OSError) as error:
-                passing = is_passing(error)
-                if not passing or time.monotonic() + pause > start + PATIENCE_SECONDS:
-                    raise self._tracking_error(what, error, passing) from error
+                return self.attempt(what, function, *args, **kwargs)
+            except UnreachableError:
+                if time.monotonic() + pause > start + PATIENCE_SECONDS:
+                    raise
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    def _tracking_error(self, what: str, error: Exception, passing: bool) -> TrackingError:
+    def attempt(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call MLflow once.
+
+        Args:
+            what: what the call is for, as in "could not {what}".
+
+        Raises:
+            UnreachableError: the same call may work later.
+            TrackingError: MLflow refused.
+        """
+        try:
+            return function(*args, **kwargs)
+        except (MlflowException, requests.RequestException, OSError) as error:
+            raise self._tracking_error(what, error) from error
+
+    def _tracking_error(self, what: str, error: Exception) -> TrackingError:
         place = without_secrets(self.uri)
         told = " ".join(str(error).split())[:500]
-        if passing:
-            advice = "Check that it runs and that its disk is not full, then resume the task."
+        if is_passing(error):
             return UnreachableError(
-                f"could not {what}: MLflow at {place} gave no answer for {PATIENCE_SECONDS:g} s ({told}). {advice}"
+                f"could not {what}: MLflow at {place} gave no answer ({told}). Check that it runs and that its disk is "
+                "not full, then resume the task."
             )
         hint = ""
         if isinstance(error, MlflowException) and error.get_http_status_code() == HTTPStatus.UNAUTHORIZED:
@@ -151,7 +172,7 @@ class Connection:
 
 
 class UnreachableError(TrackingError):
-    """MLflow was away for longer than our patience; the same call may work later."""
+    """MLflow is away; the same call may work later."""
 
 
 def is_passing(error: Exception) -> bool:
@@ -161,7 +182,7 @@ def is_passing(error: Exception) -> bool:
             error.error_code == "INTERNAL_ERROR"
             and (isinstance(error, RestException) or bool(_PASSING_TEXT.search(str(error))))
         )
-    return isinstance(error, requests.RequestException)
+    return isinstance(error, requests.RequestException) or getattr(error, "errno", None) in _PASSING_ERRNOS
 
 
 class _HasConnection(Protocol):

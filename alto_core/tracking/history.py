@@ -18,7 +18,7 @@ from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request, verify_rest_response
 
 from alto_core.errors import TrackingError
-from alto_core.tracking.connection import Connection
+from alto_core.tracking.connection import Connection, UnreachableError
 
 INFINITE_FROM = 1e308
 """MLflow's databases keep infinity as the largest float."""
@@ -51,10 +51,16 @@ class Point:
 
 
 class HistoryReader:
-    """Reads points of series. Keeps nothing but which way works."""
+    """Reads points of series. Keeps nothing but which way works.
 
-    def __init__(self, connection: Connection):
+    Args:
+        connection: the way to MLflow.
+        is_patient: wait for an MLflow that is away.
+    """
+
+    def __init__(self, connection: Connection, *, is_patient: bool = True):
         self._connection = connection
+        self._call = connection.call if is_patient else connection.attempt
         self._has_bulk_call = connection.is_server
 
     def read(self, requests: Sequence[SeriesRequest]) -> list[Point]:
@@ -81,7 +87,8 @@ class HistoryReader:
                         _point(r.run_id, r.key, step, at, math.nan if nan else value) for step, at, value, nan in rows
                     ]
         except sqlite3.Error as error:
-            raise TrackingError(
+            kind = UnreachableError if isinstance(error, sqlite3.OperationalError) else TrackingError
+            raise kind(
                 f"could not read curves from {database}: {error}. Check the disk, then resume the task."
             ) from error
         return points
@@ -126,7 +133,7 @@ class HistoryReader:
             "end_step": last,
             "max_results": MAX_POINTS_PER_RUN,
         }
-        return self._connection.call("read curves", self._request_points, params)
+        return self._call("read curves", self._request_points, params)
 
     def _request_points(self, params: dict[str, Any]) -> list[Point]:
         response = http_request(get_default_host_creds(self._connection.uri), BULK_PATH, "GET", params=params)
@@ -144,9 +151,7 @@ class HistoryReader:
         ]
 
     def _from_client(self, request: SeriesRequest) -> Iterator[Point]:
-        history = self._connection.call(
-            "read curves", self._connection.client.get_metric_history, request.run_id, request.key
-        )
+        history = self._call("read curves", self._connection.client.get_metric_history, request.run_id, request.key)
         for metric in history:
             if metric.step > request.after_step:
                 yield _point(request.run_id, request.key, metric.step, metric.timestamp, metric.value)

@@ -23,45 +23,72 @@ FOLDER = "val_rows"
 
 
 class RowLossArchive:
-    """The row losses of one task: written by one process, read by any."""
+    """The row losses of one task: written by one process, read by any.
 
-    def __init__(self, connection: Connection, parent_run_id: str):
+    Args:
+        connection: the way to MLflow.
+        parent_run_id: the task's run.
+        folder: where files wait for MLflow; they stay there as long as the task's folder.
+        is_patient: wait for an MLflow that is away.
+    """
+
+    def __init__(self, connection: Connection, parent_run_id: str, folder: Path, *, is_patient: bool = True):
         self._connection = connection
+        self._call = connection.call if is_patient else connection.attempt
         self._run_id = parent_run_id
+        self._folder = folder
         self._artifact_uri = ""
-        self._next_number: int | None = None
+        self._unwritten: tuple[Evaluation, ...] = ()
         self._read: set[str] = set()
         self._losses: dict[str, dict[int, RowLosses]] = {}
 
-    def write(self, evaluations: Sequence[Evaluation]) -> None:
-        """Add one file. Repeating the call after a failure writes the same file again."""
-        if self._next_number is None:
-            self._next_number = max((int(Path(name).stem) for name in self._list()), default=0) + 1
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"{self._next_number:06d}.parquet"
-            pq.write_table(_table(evaluations), file, compression="zstd")
-            self._connection.client.log_artifact(self._run_id, str(file), FOLDER)
-        self._next_number += 1
+    @property
+    def losses(self) -> Mapping[str, Mapping[int, RowLosses]]:
+        """All that were read or written here, by job and step."""
+        return self._losses
 
-    def read(self) -> Mapping[str, Mapping[int, RowLosses]]:
-        """All row losses by job and step. Only files that came since the last call are fetched.
+    def write(self, evaluations: Sequence[Evaluation], timestamp: int) -> Path | None:
+        """Write a file that is to become an artifact of the task's run; later ones have later timestamps.
+
+        Returns:
+            The file; None where the disk took nothing: the next call writes these evaluations too.
+        """
+        for evaluation in evaluations:
+            self._losses.setdefault(evaluation.job_id, {})[evaluation.step] = evaluation.row_losses
+        self._unwritten += tuple(evaluations)
+        file = self._folder / f"{timestamp:015d}.parquet"
+        fresh = file.with_suffix(".new")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(_table(self._unwritten), fresh, compression="zstd")
+            fresh.replace(file)
+        except OSError:
+            return None
+        self._unwritten = ()
+        self._read.add(file.name)
+        return file
+
+    def fetch(self) -> None:
+        """Read the files in MLflow that came since the last call.
 
         Raises:
             TrackingError: MLflow did not give them.
         """
-        for path in self._connection.call("list the row losses", self._list):
-            if path in self._read:
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                local = self._connection.call(f"read {path}", self._download, path, folder)
-                try:
-                    table = pq.read_table(local)
-                except pa.ArrowInvalid:
-                    continue  # still being written, or its writer was killed; the evaluations will be in a later one
-                for job_id, step, losses in _evaluations(table):
-                    self._losses.setdefault(job_id, {})[step] = losses
-            self._read.add(path)
-        return self._losses
+        for path in self._call("list the row losses", self._list):
+            if path not in self._read:
+                with tempfile.TemporaryDirectory() as folder:
+                    self._take(Path(self._call(f"read {path}", self._download, path, folder)))
+
+    def fetch_waiting(self) -> None:
+        """Read the files on this disk that came since the last call."""
+        for file in sorted(self._folder.glob("*.parquet")):
+            if file.name not in self._read:
+                self._take(file)
+
+    def _take(self, file: Path) -> None:
+        for job_id, step, losses in _evaluations(pq.read_table(file)):
+            self._losses.setdefault(job_id, {})[step] = losses
+        self._read.add(file.name)
 
     def _list(self) -> list[str]:
         uri, tracking_uri = self._root(), self._connection.uri

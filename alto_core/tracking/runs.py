@@ -1,7 +1,7 @@
 """The MLflow runs of one tuning task: a parent for the task and a child per job.
 
-What is logged goes out by the side thread of `writer`; what is read comes through `series`. Opening and finding the
-runs is `client`'s.
+What is logged is written into the task's spool at once and delivered by the side thread of `sender`; what is read is
+put together in `series`. Opening and finding the runs is `client`'s.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from mlflow.entities import Metric
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-from alto_core.domain import Evaluation, JobOutcome, JobState, Score, StepRecord, TaskState
+from alto_core.domain import CurveSource, Evaluation, JobOutcome, JobState, Score, StepRecord, TaskState
 from alto_core.early_exit.curves import Curve
 from alto_core.errors import TrackingError
 from alto_core.tracking import adapters
@@ -33,21 +32,29 @@ from alto_core.tracking.description import (
     score_metrics,
 )
 from alto_core.tracking.history import HistoryReader
+from alto_core.tracking.messages import Status, Tags
 from alto_core.tracking.names import clean_name
+from alto_core.tracking.outbox import Outbox
 from alto_core.tracking.packaging import ServingFacts
-from alto_core.tracking.points_there import PointsThere
 from alto_core.tracking.registry import RegisteredAdapter, Registry
+from alto_core.tracking.rows import FOLDER as ROWS_FOLDER
 from alto_core.tracking.rows import RowLossArchive
-from alto_core.tracking.series import VAL_LOSS, CurveCache
-from alto_core.tracking.sums import RunningSums, now_ms
-from alto_core.tracking.writer import Writer
+from alto_core.tracking.spool import Spool
+from alto_core.tracking.task_curves import TaskCurves
+
+SPOOL_FOLDER = "tracking"
+"""In the task's folder."""
+VERDICT_WAIT_SECONDS = 5.0
+"""How long the end of a job waits for its curve to be in MLflow."""
+GATE_WAIT_SECONDS = 30.0
+"""How long a gate waits for all curves to be there."""
 
 _RUN_STATUS = {JobState.FINISHED: "FINISHED", JobState.FAILED: "FAILED"}
 _TASK_STATUS = {TaskState.FINISHED: "FINISHED", TaskState.FAILED: "FAILED", TaskState.CANCELLED: "KILLED"}
 
 
 class TaskRuns:
-    """Logs and reads one task. Metrics and states go out in the background; `flush` waits and tells what went wrong.
+    """Logs and reads one task. Logging waits for nothing; `flush` waits for MLflow and tells what went wrong.
 
     Safe to use from several threads. One process at a time logs a task; any number may read it.
     """
@@ -61,19 +68,19 @@ class TaskRuns:
         parent_run_id: str,
         jobs: Sequence[JobRun],
         ema_alpha: float,
-        was_begun: bool = False,
+        task_folder: Path,
     ):
         self.task_id = task_id
         self.experiment_id = experiment_id
         self.parent_run_id = parent_run_id
         self._connection = connection
+        self._lock = threading.Lock()
+        spool = Spool(task_folder / SPOOL_FOLDER)
+        is_patient = spool.end == 0  # else the spool has what an absent MLflow does not give
         self._jobs = {job.job_id: job for job in jobs}
-        self._lock = threading.RLock()
-        self._writer = Writer(connection)
-        self._rows = RowLossArchive(connection, parent_run_id)
-        self._curves = CurveCache(HistoryReader(connection))
-        self._sums = RunningSums(HistoryReader(connection), ema_alpha)
-        self._there = PointsThere(HistoryReader(connection), self._writer.flush) if was_begun else None
+        self._rows = RowLossArchive(connection, parent_run_id, spool.folder / ROWS_FOLDER, is_patient=is_patient)
+        self._curves = TaskCurves(spool, HistoryReader(connection, is_patient=is_patient), self._rows)
+        self._outbox = Outbox(connection, spool, task_folder, curves=self._curves, ema_alpha=ema_alpha)
 
     @property
     def job_run_ids(self) -> Mapping[str, str]:
@@ -95,53 +102,73 @@ class TaskRuns:
         """Log optimizer steps, those of a job one after the other. A job may go back to an earlier step after a resume.
 
         Raises:
-            TrackingError: only where a job does not go on where it stood: its history is read for the running sums.
+            TrackingError: only where a job does not go on where it stood, and its first steps are not in the spool:
+                its history is read from MLflow.
         """
-        run_ids = {record.job_id: self._job(record.job_id).run_id for record in records}
-        with self._lock:
-            metrics = self._sums.metrics(records, run_ids, self._writer.flush)
-            for record in records:
-                self._curves.note_step(record.job_id, record.step)
-            self._add_metrics({run_ids[job_id]: of_job for job_id, of_job in metrics.items()})
+        by_run: dict[str, list[StepRecord]] = {}
+        for record in records:
+            by_run.setdefault(self._job(record.job_id).run_id, []).append(record)
+        self._outbox.put_steps(by_run)
 
     @timed
     def log_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
-        """Log the evaluations of one boundary: validation losses, and all row losses as one artifact of the parent."""
-        now = now_ms()
-        metrics: dict[str, list[Metric]] = {}
-        for evaluation in evaluations:
-            run_id = self._job(evaluation.job_id).run_id
-            with self._lock:
-                self._curves.note_evaluation(evaluation.job_id, evaluation.step)
-            metrics.setdefault(run_id, []).append(Metric(VAL_LOSS, evaluation.val_loss, now, evaluation.step))
-        self._add_metrics(metrics)
-        there = self._rows.read() if self._there is not None and evaluations else {}
-        kept = tuple(e for e in evaluations if e.step not in there.get(e.job_id, ()))
-        if kept:
-            self._writer.add_operation("log the row losses", lambda: self._rows.write(kept))
+        """Log the evaluations of one boundary: validation losses, and what sums up the steps so far.
+
+        All row losses are one artifact of the parent.
+        """
+        pairs = [(self._job(evaluation.job_id).run_id, evaluation) for evaluation in evaluations]
+        fresh = [evaluation for run_id, evaluation in pairs if self._curves.note_evaluation(run_id, evaluation)]
+        self._outbox.put_evaluations(pairs)
+        with self._lock:
+            file = self._rows.write(fresh, self._outbox.now()) if fresh else None
+        if file:
+            self._outbox.put_file(self.parent_run_id, file, ROWS_FOLDER)
 
     @timed
-    def flush(self) -> None:
-        """Return when everything logged so far can be read back.
+    def flush(self, seconds: float | None = None) -> None:
+        """Return when MLflow has everything that was logged.
+
+        Args:
+            seconds: how long an MLflow is waited for that takes nothing; None: as long as any call.
 
         Raises:
-            TrackingError: MLflow refused a write, or stayed away. In the second case the next flush tries again.
+            TrackingError: MLflow refused something, which is passed over and told once.
+            UnreachableError: MLflow stayed away; what waits is in the spool, and the next flush tries again.
         """
-        self._writer.flush()
+        self._outbox.flush(seconds)
 
     @timed
     def read_curves(self, job_ids: Sequence[str] | None = None) -> dict[str, Curve]:
-        """The curves as they stand in MLflow, row losses included, in one bulk read of what came since the last call.
+        """The curves as they stand, row losses included: what MLflow holds, and what is on its way there.
+
+        A process that logs these jobs reads from MLflow once and is kept up to date by its side thread; any other reads
+        what came since its last call.
 
         Args:
             job_ids: None for all jobs.
 
         Raises:
-            TrackingError: MLflow cannot be reached, or the task has no such job.
+            TrackingError: MLflow cannot be reached and nothing is in the spool, or the task has no such job.
         """
-        wanted = list(self._jobs) if job_ids is None else list(job_ids)
-        with self._lock:
-            return self._curves.read([self._job(job_id) for job_id in wanted], self._rows.read())
+        jobs = [self._job(job_id) for job_id in (self._jobs if job_ids is None else job_ids)]
+        return self._curves.read(jobs, is_away=self._outbox.is_away)
+
+    @timed
+    def settled_curves(self, job_ids: Sequence[str], seconds: float = VERDICT_WAIT_SECONDS) -> dict[str, Curve]:
+        """The curves to decide upon: these jobs' points go to MLflow now, and what it gives back is what counts.
+
+        Where MLflow is away or slow the spooled points count, which are the same numbers; see `curve_source`.
+
+        Args:
+            job_ids: the jobs.
+            seconds: how long MLflow is waited for.
+        """
+        self._outbox.hurry([self._job(job_id).run_id for job_id in job_ids], seconds)
+        return self.read_curves(job_ids)
+
+    def curve_source(self, job_id: str) -> CurveSource:
+        """Where the curve of a job that was read last comes from."""
+        return self._curves.source(self._job(job_id).run_id)
 
     @timed
     def set_job_state(
@@ -154,43 +181,33 @@ class TaskRuns:
         extra_tags: Mapping[str, str] | None = None,
     ) -> None:
         """Tag the job's run with its state; end the run with an end state, open it again with any other."""
-        with self._lock:
-            before = self._job(job_id)
-            self._jobs[job_id] = replace(before, state=state)
-        run_id = before.run_id
+        before = self._job(job_id)
         tags = {STATE: state.value}
         if reason or before.state.is_end:
             tags[REASON] = reason
         if gate_rank is not None:
             tags[GATE_RANK] = str(gate_rank)
-        self._writer.add(run_id, tags=as_tags({**tags, **(extra_tags or {})}))
-        client = self._connection.client
+        with self._lock:
+            self._jobs[job_id] = replace(before, state=state)
+        self._outbox.put([Tags(run_id=before.run_id, tags=as_tags({**tags, **(extra_tags or {})}))])
         if state.is_end:
-            status, ended = _RUN_STATUS.get(state, "KILLED"), now_ms()
-            self._writer.add_operation(
-                f"end the run of job {job_id}", lambda: client.set_terminated(run_id, status, end_time=ended)
-            )
+            self._outbox.put_end(before.run_id, _RUN_STATUS.get(state, "KILLED"))
         elif before.state.is_end:
-            self._writer.add_operation(
-                f"open the run of job {job_id} again", lambda: client.update_run(run_id, status="RUNNING")
-            )
+            self._outbox.put([Status(run_id=before.run_id, status="RUNNING", end_time=None)])
 
     @timed
     def open_again(self, job_ids: Sequence[str]) -> None:
-        """Open the task's run, and those of jobs, that ended with a run of the task that failed or was cancelled.
-
-        Raises:
-            TrackingError: MLflow did not take it.
-        """
-        client = self._connection.client
+        """Open the task's run, and those of jobs, that ended with a run of the task that failed or was cancelled."""
         for job_id in job_ids:
             if self._job(job_id).state.is_end:
                 self.set_job_state(job_id, JobState.WAITING)
-        self._writer.add(self.parent_run_id, tags=as_tags({STATE: TaskState.RUNNING.value, REASON: ""}))
-        self._writer.add_operation(
-            "open the run of the task again", lambda: client.update_run(self.parent_run_id, status="RUNNING")
+        tags = as_tags({STATE: TaskState.RUNNING.value, REASON: ""})
+        self._outbox.put(
+            [
+                Tags(run_id=self.parent_run_id, tags=tags),
+                Status(run_id=self.parent_run_id, status="RUNNING", end_time=None),
+            ]
         )
-        self._writer.flush()
 
     @timed
     def log_job_summary(self, outcome: JobOutcome) -> None:
@@ -257,51 +274,55 @@ class TaskRuns:
             monitor.finish()
 
     @timed
-    def release(self) -> None:
-        """Write what waits; the runs stay as they are. Another process may go on from here.
+    def release(self, seconds: float | None = None) -> str:
+        """Deliver what waits; the runs stay as they are. Another process may go on from here.
+
+        Args:
+            seconds: how long an MLflow is waited for that takes nothing; None: as long as any call.
+
+        Returns:
+            Why something still waits in the spool, and what becomes of it; empty when MLflow has everything.
 
         Raises:
-            TrackingError: something could not be written.
+            TrackingError: MLflow refused something.
         """
-        self._writer.flush()
+        return self._outbox.release(seconds)
 
     @timed
     def log_artifact(self, file: Path, folder: str | None = None) -> None:
-        """Copy a file to the parent run.
-
-        Raises:
-            TrackingError: MLflow did not take it.
-        """
-        self._connection.call(
-            f"log {file.name}", self._connection.client.log_artifact, self.parent_run_id, str(file), folder
-        )
+        """Copy a file, as it is now, to the parent run."""
+        self._outbox.put_copy(self.parent_run_id, file, folder)
 
     @timed
     def log_text(self, text: str, name: str) -> None:
-        """Write a text artifact of the parent run; `name` is its path there.
-
-        Raises:
-            TrackingError: MLflow did not take it.
-        """
-        self._connection.call(f"log {name}", self._connection.client.log_text, self.parent_run_id, text, name)
+        """Write a text artifact of the parent run; `name` is its path there."""
+        self._outbox.put_text(self.parent_run_id, text, name)
 
     @timed
     def log_adapter(self, job_id: str, folder: Path) -> str:
-        """Upload an exported PEFT adapter to the job's run and check that it arrived whole.
+        """Upload an exported PEFT adapter to the job's run; that it arrived whole is checked then.
 
         Returns:
             URI of the artifact folder.
 
         Raises:
-            TrackingError: the folder is no PEFT adapter, or MLflow did not take it.
+            TrackingError: the folder is no PEFT adapter.
         """
-        return adapters.log_adapter(self._connection, self._job(job_id).run_id, folder)
+        adapters.adapter_files(folder)
+        run_id = self._job(job_id).run_id
+        self._outbox.put_file(run_id, folder, adapters.ARTIFACT_FOLDER)
+        return adapters.adapter_uri(run_id)
 
     @timed
     def register(
         self, *, name: str, job_id: str, adapter_folder: Path, tags: Mapping[str, str], facts: ServingFacts
     ) -> RegisteredAdapter:
-        """Register an exported adapter as a version of a model; see `Registry.register`."""
+        """Register an exported adapter as a version of a model, once MLflow has all that was logged.
+
+        Raises:
+            TrackingError: MLflow refused something, or stayed away; see `Registry.register`.
+        """
+        self.flush(self._connection.wait_seconds)
         return Registry(self._connection).register(
             name=name,
             experiment_id=self.experiment_id,
@@ -313,33 +334,17 @@ class TaskRuns:
 
     @timed
     def close(self, state: TaskState, message: str = "") -> None:
-        """End the parent run, and every child that is still open: such a job was cancelled with its task.
-
-        Raises:
-            TrackingError: something could not be written. If MLflow was away, it is tried on while this process lives.
-        """
+        """End the parent run, and every child that is still open: such a job was cancelled with its task."""
         reason = f"the task ended ({state.value}){': ' + message if message else ''}"
         for job_id, job in list(self._jobs.items()):
             if not job.state.is_end:
                 self.set_job_state(job_id, JobState.CANCELLED, reason=reason)
-        self._writer.add(self.parent_run_id, tags=as_tags({STATE: state.value, REASON: message}))
-        client, ended = self._connection.client, now_ms()
-        self._writer.add_operation(
-            "end the run of the task",
-            lambda: client.set_terminated(self.parent_run_id, _TASK_STATUS[state], end_time=ended),
-        )
-        self._writer.flush()
+        tags = as_tags({STATE: state.value, REASON: message})
+        self._outbox.put([Tags(run_id=self.parent_run_id, tags=tags)])
+        self._outbox.put_end(self.parent_run_id, _TASK_STATUS[state])
 
     def _log_values(self, run_id: str, values: Mapping[str, float], step: int) -> None:
-        now = now_ms()
-        self._add_metrics({run_id: [Metric(clean_name(key), float(v), now, step) for key, v in values.items()]})
-
-    def _add_metrics(self, metrics: Mapping[str, Sequence[Metric]]) -> None:
-        """Send metrics by run; a point that an earlier run of the task has logged stays as it is."""
-        with self._lock:
-            new = metrics if self._there is None else self._there.without(metrics)
-        for run_id, of_run in new.items():
-            self._writer.add(run_id, metrics=of_run)
+        self._outbox.put_values(run_id, step, {clean_name(key): float(value) for key, value in values.items()})
 
     def _job(self, job_id: str) -> JobRun:
         if job_id not in self._jobs:

@@ -1,5 +1,7 @@
-"""The curves of one task's jobs as MLflow holds them, kept up to date by reading only what is new.
+"""The curves of one task's jobs: what MLflow gave back, and behind it the points that are still on their way there.
 
+A point on its way is the same number that MLflow will hold, so a curve has the same points however far
+MLflow is behind.
 A step that was logged again (after a resume) counts once, with its newest value. Points beyond the last step that this
 process logged for a job are left over from before a resume and stay hidden, so that a verdict sees what an unbroken run
 would have seen.
@@ -7,16 +9,14 @@ would have seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alto_core.domain import RowLosses
 from alto_core.early_exit.curves import Curve
 from alto_core.tracking.description import JobRun
-from alto_core.tracking.history import HistoryReader, SeriesRequest
-
-TRAIN_LOSS = "train_loss"
-VAL_LOSS = "val_loss"
+from alto_core.tracking.history import Point, SeriesRequest
+from alto_core.tracking.messages import TRAIN_LOSS, VAL_LOSS, Message, Steps, Values
 
 
 @dataclass
@@ -25,18 +25,18 @@ class Series:
 
     points: dict[int, tuple[int, float]] = field(default_factory=dict)
     last_read: int = 0
+    """The last step that MLflow gave back."""
 
     def add(self, step: int, timestamp: int, value: float) -> None:
         """Take a point in, unless a newer one of its step is there."""
-        self.last_read = max(self.last_read, step)
         if timestamp >= self.points.get(step, (0, 0.0))[0]:
             self.points[step] = (timestamp, value)
 
-    def forget_from(self, step: int) -> None:
-        """Drop this step and all after it, so that they are read again."""
-        if self.last_read >= step:
-            self.points = {s: point for s, point in self.points.items() if s < step}
-            self.last_read = step - 1
+    def add_spooled(self, step: int, timestamp: int, value: float) -> None:
+        """Take in a point that MLflow did not give back, unless it did."""
+        if timestamp > self.points.get(step, (0, 0.0))[0]:
+            self.points[step] = (timestamp, value)
+            self.last_read = min(self.last_read, step - 1)
 
     def through(self, last: int | None) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Rising steps up to `last` (None: all) and their values."""
@@ -45,53 +45,57 @@ class Series:
 
 
 class CurveCache:
-    """Curves of the jobs of one task."""
+    """Curves of the jobs of one task. Not safe for several threads."""
 
-    def __init__(self, reader: HistoryReader):
-        self._reader = reader
+    def __init__(self) -> None:
         self._series: dict[tuple[str, str], Series] = {}
         self._last_logged: dict[str, int] = {}
 
-    def note_step(self, job_id: str, step: int) -> None:
+    def note_step(self, run_id: str, step: int) -> None:
         """Say that this process logs an optimizer step."""
-        self._last_logged[job_id] = step
-        self._forget(job_id, TRAIN_LOSS, step)
+        self._last_logged[run_id] = step
 
-    def note_evaluation(self, job_id: str, step: int) -> None:
+    def note_evaluation(self, run_id: str, step: int) -> None:
         """Say that this process logs an evaluation."""
-        self._last_logged[job_id] = max(step, self._last_logged.get(job_id, 0))
-        self._forget(job_id, VAL_LOSS, step)
+        self._last_logged[run_id] = max(step, self._last_logged.get(run_id, 0))
 
-    def read(self, jobs: Sequence[JobRun], row_losses: Mapping[str, Mapping[int, RowLosses]]) -> dict[str, Curve]:
-        """The curves as they stand in MLflow now.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
-        self._fetch(jobs)
-        return {job.job_id: self._curve(job, row_losses.get(job.job_id, {})) for job in jobs}
-
-    def _forget(self, job_id: str, key: str, step: int) -> None:
-        """What was read of a step that is logged again must be read again."""
-        if (job_id, key) in self._series:
-            self._series[job_id, key].forget_from(step)
-
-    def _fetch(self, jobs: Sequence[JobRun]) -> None:
-        job_of_run = {job.run_id: job.job_id for job in jobs}
-        requests = [
-            SeriesRequest(
-                run_id=job.run_id, key=key, after_step=self._series.setdefault((job.job_id, key), Series()).last_read
-            )
-            for job in jobs
+    def requests(self, run_ids: Collection[str]) -> list[SeriesRequest]:
+        """What MLflow has not given back yet."""
+        return [
+            SeriesRequest(run_id=run_id, key=key, after_step=self._of(run_id, key).last_read)
+            for run_id in run_ids
             for key in (TRAIN_LOSS, VAL_LOSS)
         ]
-        for point in self._reader.read(requests):
-            self._series[job_of_run[point.run_id], point.key].add(point.step, point.timestamp, point.value)
 
-    def _curve(self, job: JobRun, row_losses: Mapping[int, RowLosses]) -> Curve:
-        last = self._last_logged.get(job.job_id)
-        train_steps, train_losses = self._series[job.job_id, TRAIN_LOSS].through(last)
-        val_steps, val_losses = self._series[job.job_id, VAL_LOSS].through(last)
+    def add_read(self, points: Sequence[Point]) -> None:
+        """Take in what MLflow gave back."""
+        for point in points:
+            series = self._of(point.run_id, point.key)
+            series.add(point.step, point.timestamp, point.value)
+            series.last_read = max(series.last_read, point.step)
+
+    def add_spooled(self, message: Message) -> None:
+        """Take in what is on its way to MLflow."""
+        if isinstance(message, Steps):
+            series = self._of(message.run_id, TRAIN_LOSS)
+            for step, loss in enumerate(message.train_losses, message.first_step):
+                series.add_spooled(step, message.timestamp, loss)
+        elif isinstance(message, Values) and VAL_LOSS in message.values:
+            series = self._of(message.run_id, VAL_LOSS)
+            series.add_spooled(message.step, message.timestamp, message.values[VAL_LOSS])
+
+    def is_read(self, run_id: str) -> bool:
+        """Whether MLflow gave back every point of a run's curves."""
+        return all(
+            max(self._of(run_id, key).points, default=0) <= self._of(run_id, key).last_read
+            for key in (TRAIN_LOSS, VAL_LOSS)
+        )
+
+    def curve(self, job: JobRun, row_losses: Mapping[int, RowLosses]) -> Curve:
+        """A job's curve as it stands."""
+        last = self._last_logged.get(job.run_id)
+        train_steps, train_losses = self._of(job.run_id, TRAIN_LOSS).through(last)
+        val_steps, val_losses = self._of(job.run_id, VAL_LOSS).through(last)
         return Curve(
             job_id=job.job_id,
             learning_rate=job.learning_rate,
@@ -104,3 +108,6 @@ class CurveCache:
             row_losses={step: row_losses[step] for step in val_steps if step in row_losses},
             ended=job.state if job.state.is_end else None,
         )
+
+    def _of(self, run_id: str, key: str) -> Series:
+        return self._series.setdefault((run_id, key), Series())

@@ -11,7 +11,7 @@ from flows.cli.output import dump, stdout_for
 
 
 def run_reconcile(*, as_json: bool) -> None:
-    """Take back from what is dead, set its records to the truth, and print what was found.
+    """Take back from what is dead, set records to the truth, deliver what MLflow has not got, and print what was found.
 
     Without a Prefect server signs of life alone decide, and the embedded one is started only to be told of dead runs.
     """
@@ -31,6 +31,9 @@ def run_reconcile(*, as_json: bool) -> None:
             from flows.reconcile import sweep
 
             findings = sweep()
+        from alto_core.cluster.leftovers import deliver_leftovers
+
+        findings += deliver_leftovers(settings)
         if as_json:
             for finding in findings:
                 print(dump({"event": "found", **dataclasses.asdict(finding)}), file=stream)
@@ -38,4 +41,4 @@ def run_reconcile(*, as_json: bool) -> None:
         for finding in findings:
             typer.echo(finding.text, file=stream)
         if not findings:
-            typer.echo("Nothing was dead.", file=stream)
+            typer.echo("Nothing was dead, and nothing waited for MLflow.", file=stream)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from alto_core.domain import JobState
 from alto_core.errors import TrackingError
 from alto_core.tracking import Tracker
 
@@ -16,6 +17,7 @@ def test_an_adapter_becomes_an_artifact_of_its_job(
 ) -> None:
     runs, (job_id,) = open_runs(1)
     uri = runs.log_adapter(job_id, adapter)
+    runs.flush()
     assert uri == f"runs:/{runs.job_run_ids[job_id]}/adapter"
     copy = tracker._connection.client.download_artifacts(runs.job_run_ids[job_id], "adapter", str(tmp_path))
     assert (Path(copy) / "adapter_model.safetensors").read_bytes() == b"\1" * 1000
@@ -35,5 +37,9 @@ def test_an_upload_that_did_not_arrive_whole_is_told(
 ) -> None:
     runs, (job_id,) = open_runs(1)
     monkeypatch.setattr(tracker._connection.client, "log_artifacts", lambda *args: None)
+    runs.log_adapter(job_id, adapter)
+    runs.set_job_state(job_id, JobState.FINISHED)
     with pytest.raises(TrackingError, match="got None bytes"):
-        runs.log_adapter(job_id, adapter)
+        runs.flush()
+    run = tracker._connection.client.get_run(runs.job_run_ids[job_id])
+    assert run.info.status == "FAILED"  # it must not look complete

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from alto_core.domain import JobState
+from alto_core.domain import CurveSource, JobState
 from alto_core.early_exit.curves import paired_difference, smoothed
 from alto_core.errors import TrackingError
 from alto_core.tracking import Tracker
@@ -61,9 +62,9 @@ def test_only_new_points_are_read_after_the_first_call(open_runs: Any, make: Sim
     read = reader.read
     monkeypatch.setattr(reader, "read", lambda requests: seen.append(read(requests)) or seen[-1])
     runs.log_steps(make.steps(job_id, 31, 34))
-    runs.flush()
-    assert runs.read_curves()[job_id].train_steps == tuple(range(1, 35))
-    assert sorted(point.step for point in seen[0]) == [31, 32, 33, 34]
+    assert runs.settled_curves([job_id])[job_id].train_steps == tuple(range(1, 35))
+    assert runs.curve_source(job_id) is CurveSource.MLFLOW
+    assert sorted(point.step for points in seen for point in points) == [31, 32, 33, 34]
 
 
 def test_a_step_logged_again_counts_once_with_its_newest_value(
@@ -88,22 +89,45 @@ def test_a_step_logged_again_counts_once_with_its_newest_value(
     assert resumed.read_curves()[job_id].val_steps == (32,)
 
 
+def history(tracker: Tracker, runs: Any, job_id: str, key: str) -> list[tuple[int, float]]:
+    """What MLflow holds of a metric, every point of it."""
+    points = tracker._connection.client.get_metric_history(runs.job_run_ids[job_id], key)
+    return sorted((point.step, point.value) for point in points)
+
+
 def test_running_sums_go_on_after_a_resume(tracker: Tracker, open_runs: Any, make: SimpleNamespace) -> None:
     runs, ids = open_runs(2)
     records = make.steps(ids[0], 1, 12)
     runs.log_steps(records[:5] + make.steps(ids[1], 1, 5))
+    runs.log_evaluations([make.evaluation(ids[0], 5)])
     runs.flush()
     resumed = tracker.task_runs("demo-1")
     resumed.log_steps(records[5:8] + make.steps(ids[1], 6, 6))
+    resumed.log_evaluations([make.evaluation(ids[0], 8)])
     resumed.log_steps(records[3:])  # back to step 4 in the same process
+    resumed.log_evaluations([make.evaluation(ids[0], 12)])
     resumed.flush()
-    client, run_id = tracker._connection.client, runs.job_run_ids[ids[0]]
-    ema = {
-        m.step: m.value for m in sorted(client.get_metric_history(run_id, "train_loss_ema"), key=lambda m: m.timestamp)
-    }
-    tokens = {m.step: m.value for m in sorted(client.get_metric_history(run_id, "tokens"), key=lambda m: m.timestamp)}
-    assert [ema[step] for step in range(1, 13)] == pytest.approx(smoothed([r.train_loss for r in records], 0.1))
-    assert [tokens[step] for step in range(1, 13)] == [100.0 * step for step in range(1, 13)]
+    ema = smoothed([r.train_loss for r in records], 0.1)
+    assert history(tracker, runs, ids[0], "train_loss_ema") == [(step, ema[step - 1]) for step in (5, 8, 12)]
+    assert history(tracker, runs, ids[0], "tokens") == [(5, 500.0), (8, 800.0), (12, 1200.0)]
+    assert history(tracker, runs, ids[0], "learning_rate") == [(5, 1e-3), (8, 1e-3), (12, 1e-3)]
+
+
+def test_running_sums_go_on_without_a_spool(tracker: Tracker, open_runs: Any, make: SimpleNamespace) -> None:
+    """A task of an older version, or one whose folder was lost."""
+    runs, (job_id,) = open_runs(1)
+    records = make.steps(job_id, 1, 12)
+    runs.log_steps(records[:8])
+    runs.log_evaluations([make.evaluation(job_id, 8)])
+    runs.release()
+    shutil.rmtree(tracker._settings.task_folder("demo-1"))
+    resumed = tracker.task_runs("demo-1")
+    resumed.log_steps(records[8:])
+    resumed.log_evaluations([make.evaluation(job_id, 12)])
+    resumed.flush()
+    ema = smoothed([r.train_loss for r in records], 0.1)
+    assert history(tracker, runs, job_id, "train_loss_ema") == [(step, ema[step - 1]) for step in (8, 12)]
+    assert history(tracker, runs, job_id, "tokens") == [(8, 800.0), (12, 1200.0)]
 
 
 def test_paired_differences_can_be_taken_from_what_was_read(open_runs: Any, make: SimpleNamespace) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 
-from alto_core.domain import JobState, TaskState
+from alto_core.domain import CurveSource, JobState, TaskState
 from alto_core.errors import TrackingError
 from alto_core.settings import Settings
-from alto_core.tracking import Tracker, connection
+from alto_core.tracking import Tracker, connection, deliver_left_behind, sender
 
 AWAY = MlflowException("API request to http://x failed with exception: connection refused")
 
@@ -105,22 +105,28 @@ def test_logging_does_not_wait_for_mlflow(tracker: Tracker, open_runs: Any, make
 
 
 def test_what_waits_is_sent_by_itself(open_runs: Any, make: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("alto_core.tracking.writer.MAX_WAITING_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "MAX_WAITING_SECONDS", 0.2)
     runs, (job_id,) = open_runs(1)
+    runs.read_curves()
     runs.log_steps(make.steps(job_id, 1, 3))
     deadline = time.monotonic() + 30
-    while not runs.read_curves()[job_id].train_steps and time.monotonic() < deadline:
+    while runs.curve_source(job_id) is CurveSource.SPOOL and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert runs.curve_source(job_id) is CurveSource.MLFLOW
     assert runs.read_curves()[job_id].train_steps == (1, 2, 3)
 
 
-def test_a_fault_in_the_thread_is_told_and_does_not_hang(open_runs: Any, make: Any) -> None:
+def test_a_fault_in_the_thread_is_told_and_does_not_hang(
+    tracker: Tracker, open_runs: Any, make: Any, monkeypatch: Any
+) -> None:
     runs, (job_id,) = open_runs(1)
-    runs._writer.add_operation("do the impossible", lambda: 1 / 0)
+    failing(monkeypatch, tracker, "log_batch", ZeroDivisionError("of ours"), times=1)
+    runs.log_steps(make.steps(job_id, 1, 3))
     runs.log_evaluations([make.evaluation(job_id, 4)])
     with pytest.raises(TrackingError, match="ZeroDivisionError"):
         runs.flush()
-    assert list(runs.read_curves()[job_id].row_losses) == [4]
+    runs.flush()
+    assert list(tracker.task_runs("demo-1").read_curves()[job_id].row_losses) == []  # passed over with its batch
 
 
 def test_an_idle_tracker_keeps_no_thread(open_runs: Any, make: Any) -> None:
@@ -129,9 +135,9 @@ def test_an_idle_tracker_keeps_no_thread(open_runs: Any, make: Any) -> None:
         runs.log_steps(make.steps(job_id, step, step))
         runs.flush()
         deadline = time.monotonic() + 10
-        while runs._writer._thread is not None and time.monotonic() < deadline:
+        while runs._outbox._sender._thread is not None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert runs._writer._thread is None
+        assert runs._outbox._sender._thread is None
     assert runs.read_curves()[job_id].train_steps == (1, 2)
 
 
@@ -142,10 +148,14 @@ def test_closing_while_mlflow_is_away_is_told_and_made_good_later(
     runs, (job_id,) = open_runs(1)
     failing(monkeypatch, tracker, "log_batch", AWAY)
     runs.log_steps(make.steps(job_id, 1, 3))
-    with pytest.raises(TrackingError, match="gave no answer"):
-        runs.close(TaskState.FAILED, "x")
+    runs.close(TaskState.FAILED, "x")
+    told = runs.release()
+    assert "gave no answer" in told
+    assert "alto reconcile" in told
     monkeypatch.undo()
-    runs.flush()
+    (left,) = deliver_left_behind(tracker._settings)
+    assert left.task_id == "demo-1"
+    assert deliver_left_behind(tracker._settings) == ()
     client = tracker._connection.client
     assert client.get_run(runs.parent_run_id).info.status == "FAILED"
     assert client.get_run(runs.job_run_ids[job_id]).info.status == "KILLED"
@@ -180,7 +190,7 @@ def test_secrets_in_the_address_stay_out_of_messages(settings: Settings, monkeyp
     address = "http://anna:secret@127.0.0.1:9"
     away = Settings(home=settings.home, device=None, mlflow_tracking_uri=address, prefect_api_url=None)
     with pytest.raises(TrackingError, match="gave no answer") as caught:
-        Tracker(away)
+        Tracker(away).task_runs("demo-1")
     assert "secret" not in str(caught.value)
     assert "127.0.0.1:9" in str(caught.value)
 

@@ -158,6 +158,7 @@ def test_closing_ends_the_parent_and_every_open_child(
     runs.set_job_state(ids[0], JobState.FINISHED)
     runs.set_job_state(ids[1], JobState.RUNNING)
     runs.close(state, "no disk")
+    runs.release()
     client = tracker._connection.client
     assert client.get_run(runs.parent_run_id).info.status == status
     children = [client.get_run(run_id) for run_id in runs.job_run_ids.values()]
@@ -171,7 +172,9 @@ def test_a_sweep_ends_what_a_killed_process_left_open(tracker: Tracker, open_run
     runs.set_job_state(ids[0], JobState.RUNNING)
     runs.flush()
     del runs
-    tracker.task_runs("demo-1").close(TaskState.FAILED, "the process died")
+    swept = tracker.task_runs("demo-1")
+    swept.close(TaskState.FAILED, "the process died")
+    swept.release()
     assert {run.info.status for run in all_runs(tracker)} == {"FAILED", "KILLED"}
 
 
@@ -219,6 +222,7 @@ def test_artifacts_lie_under_the_workspace(
     file.write_text("<p>")
     runs.log_artifact(file, "report")
     runs.log_text("# Summary", "summary.md")
+    runs.flush()
     paths = [item.path for item in tracker._connection.client.list_artifacts(runs.parent_run_id)]
     assert paths == ["report", "summary.md", "task.json"]
     assert list(embedded.artifacts.rglob("report.html"))
@@ -227,7 +231,7 @@ def test_artifacts_lie_under_the_workspace(
 def test_an_artifact_cannot_leave_its_folder(open_runs: Any) -> None:
     runs, _ = open_runs(1)
     for name in ("../../evil.txt", "/etc/evil.txt"):
-        with pytest.raises(TrackingError):
+        with pytest.raises(TrackingError, match="expected one inside"):
             runs.log_text("x", name)
 
 

@@ -105,6 +105,7 @@ def test_a_task_is_logged_read_and_registered_through_a_server(
     copy = tracker.registry.download(version, tmp_path / "copy")
     assert (copy / "adapter_model.safetensors").read_bytes() == b"\1" * 1000
     runs.close(TaskState.FINISHED)
+    assert runs.release() == ""
     client = tracker._connection.client
     assert [client.get_run(r).info.status for r in runs.job_run_ids.values()] == ["KILLED", "KILLED", "KILLED"]
 
