@@ -121,7 +121,7 @@ class TaskData:
     pad_token_id: int
     """An existing token of the model. ALTO packs rows; it is for whoever serves an adapter in padded batches."""
     max_length: int
-    """No row is longer, in tokens."""
+    """No row, and no side of a pair, is longer, in tokens."""
 
     @property
     def splits(self) -> tuple[SplitData, ...]:

@@ -140,6 +140,11 @@ class Engine:
         """Tokens of one training pass."""
         return self._stepper.max_pass_tokens
 
+    @property
+    def prompt_note(self) -> str:
+        """One clause for people: how the prompts of preference pairs are encoded."""
+        return "prompts are read once per pair" if self._runner.share_prompts else "prompts are read twice per pair"
+
     def limit_pass_tokens(self, max_pass_tokens: int) -> None:
         """Make smaller passes from now on, and give back what captured passes and the allocator hold unused.
 

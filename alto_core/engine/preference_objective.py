@@ -38,6 +38,9 @@ from alto_core.engine.pass_inputs import NOBODY, PairFields, PassInputs
 from alto_core.errors import EngineError
 from alto_core.preference import PairLosses, PreferenceOptions
 
+TIE = 1e-3
+"""Nats: smaller margins are rounding, as before the first update."""
+
 
 class PreferenceObjective:
     """The objective of an engine whose training rows are pairs.
@@ -164,7 +167,7 @@ def pair_loss(margin_M: Tensor, betas_M: Tensor, options: PreferenceOptions) -> 
 
 def preferred(margin_M: Tensor) -> Tensor:
     """1 where the chosen answer gained more than the rejected one, 0.5 where both gained the same; else 0, or NaN."""
-    return (margin_M.sign() + 1) / 2
+    return (torch.where(margin_M.abs() < TIE, 0.0, margin_M).sign() + 1) / 2
 
 
 def _judged(losses: PairLosses, options: PreferenceOptions) -> PairLosses:

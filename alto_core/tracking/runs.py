@@ -110,7 +110,9 @@ class TaskRuns:
             run_id = self._job(evaluation.job_id).run_id
             with self._lock:
                 self._curves.note_evaluation(evaluation.job_id, evaluation.step)
-            self._writer.add(run_id, metrics=[Metric(VAL_LOSS, evaluation.val_loss, now, evaluation.step)])
+            values = {VAL_LOSS: evaluation.val_loss, **evaluation.measures}
+            metrics = [Metric(key, value, now, evaluation.step) for key, value in values.items()]
+            self._writer.add(run_id, metrics=metrics)
         if evaluations:
             kept = tuple(evaluations)
             self._writer.add_operation("log the row losses", lambda: self._rows.write(kept))

@@ -79,6 +79,7 @@ class RunningSums:
             "learning_rate": r.learning_rate,
             "grad_norm": r.grad_norm,
             TOKENS: float(tokens),
+            **r.measures,
         }
         return [Metric(key, value, now, r.step) for key, value in values.items()]
 
