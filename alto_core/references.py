@@ -114,8 +114,10 @@ def pairs_needed(
 
 
 def reference_key(data_digest: str, backbone: Backbone, init_adapter: Path | None) -> str:
-    """Equal where the same log-probabilities would come out again: rows (and so tokenizer and template), weights, dtype,
-    kind of device, start adapter."""
+    """Equal where the same log-probabilities would come out again.
+
+    It counts the rows, and with them tokenizer and template, the weights, dtype, kind of device and start adapter.
+    """
     adapter = None if init_adapter is None else hashlib.sha256((init_adapter / WEIGHTS).read_bytes()).hexdigest()
     parts = [data_digest, _fingerprint(backbone), str(backbone.dtype), backbone.device.type, adapter]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
