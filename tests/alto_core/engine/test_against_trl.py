@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +68,14 @@ def trained(tiny_model: Path, pairs: list[PairRow], tmp_path_factory: pytest.Tem
     """An adapter that is away from the reference, as a PEFT folder."""
     folder = tmp_path_factory.mktemp("adapter") / "adapter"
     with engine_over(tiny_model, pairs, PreferenceOptions()) as engine:
-        for _ in range(3):
-            engine.step({JOB.job_id: pairs})
+        engine.step({JOB.job_id: pairs})
         engine.export(JOB.job_id, folder, best=False)
     return folder
 
 
-def engine_over(tiny_model: Path, pairs: list[PairRow], options: PreferenceOptions, start: Path | None = None) -> Engine:
+def engine_over(
+    tiny_model: Path, pairs: list[PairRow], options: PreferenceOptions, start: Path | None = None
+) -> Engine:
     reference: dict[int, tuple[float, float]] = {}
     engine = Engine(
         load_backbone(ModelSection(name=str(tiny_model)), "cpu"),
@@ -119,7 +119,7 @@ def test_losses_rewards_and_gradients_are_those_of_trl(
     loss.backward()
 
     assert record.train_loss == pytest.approx(loss.item(), abs=1e-5)
-    assert abs(loss.item() - settings.get("start", 0.6931)) > 1e-2
+    assert record.grad_norm > 1e-2
     if case in ("sigmoid", "hinge", "with an SFT term"):
         told = {name: sum(values) / len(values) for name, values in trainer._metrics["train"].items()}
         assert record.measures["train_margin"] == pytest.approx(told["rewards/margins"], abs=1e-5)
@@ -133,7 +133,6 @@ def test_losses_rewards_and_gradients_are_those_of_trl(
 
 def trl_trainer(tiny_model: Path, adapter: Path, folder: Path, settings: dict[str, Any]) -> Any:
     """TRL's trainer over the base model with this adapter, its reference the base model alone."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     import datasets
     import peft
     import transformers
@@ -150,6 +149,8 @@ def trl_trainer(tiny_model: Path, adapter: Path, folder: Path, settings: dict[st
         disable_tqdm=True,
         **settings,
     )
+    config = peft.LoraConfig.from_pretrained(adapter)
+    config.inference_mode = False
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     trainer = trl.DPOTrainer(
         model=model,
@@ -157,7 +158,7 @@ def trl_trainer(tiny_model: Path, adapter: Path, folder: Path, settings: dict[st
         train_dataset=datasets.Dataset.from_list(PAIRS),
         processing_class=transformers.AutoTokenizer.from_pretrained(tiny_model),
         # A new adapter, filled afterwards: of one that is loaded TRL takes a copy as the reference.
-        peft_config=peft.LoraConfig.from_pretrained(adapter),
+        peft_config=config,
     )
     tensors = peft.utils.load_peft_weights(adapter, device="cpu")
     peft.utils.set_peft_model_state_dict(trainer.model, tensors)
