@@ -53,7 +53,8 @@ class Setting:
     device: str
     jobs: tuple[Any, ...]
     train_pairs: int
-    held_out: int
+    validation_pairs: int
+    test_pairs: int
     seconds: float
     """Of one timing."""
     evaluations: int
@@ -92,7 +93,8 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="*", type=int, default=RANKS)
     parser.add_argument("--batches", nargs="*", type=int, default=BATCHES)
     parser.add_argument("--train-pairs", type=int, default=1000)
-    parser.add_argument("--held-out", type=int, default=200, help="validation pairs, and as many test pairs")
+    parser.add_argument("--validation-pairs", type=int, default=200)
+    parser.add_argument("--test-pairs", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one timing")
     parser.add_argument("--evaluations", type=int, default=20, help="of a job")
     parser.add_argument("--presets", nargs="*", choices=PRESETS, default=list(PRESETS), help="of the whole runs")
@@ -108,7 +110,8 @@ def main() -> None:
         device=options.device,
         jobs=make_jobs(options.rates, options.ranks, options.batches),
         train_pairs=options.train_pairs,
-        held_out=options.held_out,
+        validation_pairs=options.validation_pairs,
+        test_pairs=options.test_pairs,
         seconds=options.seconds,
         evaluations=options.evaluations,
         presets=tuple(options.presets),
@@ -187,13 +190,12 @@ def load_pairs(setting: Setting) -> Any:
     from alto_core.config import DataSection, ModelSection, SplitSection
     from alto_core.data.prepare import prepare_data
 
-    held_out = SplitSection(rows=setting.held_out)
     section = DataSection(
         source=str(setting.pairs.resolve()),
         format="preference",
-        limit=setting.train_pairs + 2 * setting.held_out,
-        validation=held_out,
-        test=held_out,
+        limit=setting.train_pairs + setting.validation_pairs + setting.test_pairs,
+        validation=SplitSection(rows=setting.validation_pairs),
+        test=SplitSection(rows=setting.test_pairs),
     )
     data = prepare_data(section, ModelSection(name=str(setting.model.resolve())))
     print(data.report.as_text(), flush=True)

@@ -127,7 +127,10 @@ def shares_prompts(device: torch.device, dtype: torch.dtype) -> bool:
     shared = SharedKeys(source_K, own_T, again_T, torch.from_numpy(places.offsets_N1).to(device))
     offsets = torch.tensor([0, prompt + chosen, len(places.own_T)], dtype=torch.int32, device=device)
     plain = torch.tensor([0, *itertools.accumulate(written_out)], dtype=torch.int32, device=device)
-    out_THD = RaggedRows(offsets, max(written_out), shared).attend(*x_3HTD, None, None)
+    try:
+        out_THD = RaggedRows(offsets, max(written_out), shared).attend(*x_3HTD, None, None)
+    except RuntimeError:  # this release's way to say that it takes no such rows
+        return False
     expected_THD = RaggedRows(plain, max(written_out)).attend(*x_3HTD.index_select(2, source_K), None, None)
     expected_THD = expected_THD.index_select(0, own_T)
     (gradient,) = torch.autograd.grad(out_THD.float().square().sum(), x_3HTD)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,61 +16,10 @@ from alto_core.data.packing import pack_rows
 from alto_core.data.rows import PairRow
 from alto_core.domain import LoraJob, StepRecord
 from alto_core.engine.engine import UNTUNED, Engine
-from alto_core.engine.preference_objective import PreferenceObjective
 from alto_core.errors import EngineError
 from alto_core.preference import PairLosses, PreferenceOptions
 
 BIG = 10**9
-
-
-def make_pairs(count: int, *, seed: int = 0, vocabulary: int = 96) -> list[PairRow]:
-    """Random pairs with prompts and answers of uneven length."""
-    draw = random.Random(seed)
-    pairs = []
-    for i in range(count):
-        prompt, chosen, rejected = draw.randint(1, 8), draw.randint(1, 6), draw.randint(1, 6)
-        total = prompt + chosen + rejected
-        pairs.append(
-            PairRow(
-                row_id=i,
-                origin=f"pairs:{i}",
-                token_ids=tuple(draw.randrange(3, vocabulary) for _ in range(total)),
-                label_mask=(False,) * prompt + (True,) * (chosen + rejected),
-                prompt_length=prompt,
-                rejected_start=prompt + chosen,
-            )
-        )
-    return pairs
-
-
-class Preferring:
-    """An engine with an objective over some pairs, and the reference that it measured."""
-
-    def __init__(
-        self,
-        tiny: Any,
-        pairs: Sequence[PairRow],
-        options: PreferenceOptions = PreferenceOptions(),  # noqa: B008 - frozen
-        *,
-        family: str = "llama",
-        share_prompts: bool = True,
-        **sizes: Any,
-    ):
-        self.reference: dict[int, tuple[float, float]] = {}
-        backbone = dataclasses.replace(tiny.backbone(family), shares_prompts=share_prompts)
-        self.engine = Engine(
-            backbone,
-            **{"target_modules": tiny.targets(family), "num_slots": 6, "rank_rows": 80, **sizes},
-            objective=PreferenceObjective(options, self.reference, beta=0.1),
-        )
-        sums = self.engine.side_losses(UNTUNED, pairs, max_tokens=BIG)
-        self.reference.update(zip((pair.row_id for pair in pairs), map(tuple, sums.tolist()), strict=True))
-
-    def __enter__(self) -> Engine:
-        return self.engine
-
-    def __exit__(self, *_: object) -> None:
-        self.engine.close()
 
 
 def move(engine: Engine, job_id: str, *, seed: int = 5, std: float = 0.05) -> None:
@@ -86,8 +33,8 @@ def gradient(engine: Engine, job_id: str) -> torch.Tensor:
     return engine._of(job_id).block.grads_rW.clone()
 
 
-def test_a_shared_prompt_lies_once_in_the_pack() -> None:
-    (pair,) = make_pairs(1, seed=3)
+def test_a_shared_prompt_lies_once_in_the_pack(tiny: Any) -> None:
+    (pair,) = tiny.pairs(1, seed=3)
     chosen, rejected = pair.sides
     shared, apart = pack_rows([[pair]]), pack_rows([[pair]], share_prompts=False)
     assert shared.num_tokens == apart.num_tokens - pair.prompt_length == len(pair.token_ids)
@@ -105,23 +52,23 @@ def test_a_shared_prompt_lies_once_in_the_pack() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gpt2"])
 def test_a_shared_prompt_changes_no_log_probability(tiny: Any, family: str) -> None:
-    pairs = make_pairs(5)
+    pairs = tiny.pairs(5)
     model = tiny.plain_model(family)
     with torch.no_grad():
         expected = [[float(x) for x in tiny.loss_sums(model, list(pair.sides))] for pair in pairs]
     for share_prompts, max_tokens in itertools.product((True, False), (1, 40, BIG)):
-        with Preferring(tiny, pairs, family=family, share_prompts=share_prompts) as engine:
+        with tiny.preferring(pairs, family=family, share_prompts=share_prompts) as engine:
             sums = engine.side_losses(UNTUNED, pairs, max_tokens=max_tokens)
         torch.testing.assert_close(torch.tensor(sums), torch.tensor(expected).double(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 def test_a_shared_prompt_changes_no_gradient(tiny: Any, family: str) -> None:
-    pairs = make_pairs(6)
+    pairs = tiny.pairs(6)
     jobs = [tiny.job(family, lora_rank=2, beta=0.5), tiny.job(family, lora_rank=4, beta=0.1, adapter_batch_size=2)]
     found = []
     for share_prompts in (True, False):
-        with Preferring(tiny, pairs, family=family, share_prompts=share_prompts) as engine:
+        with tiny.preferring(pairs, family=family, share_prompts=share_prompts) as engine:
             for job in jobs:
                 engine.admit(job, tiny.budget())
                 move(engine, job.job_id)
@@ -138,12 +85,12 @@ def test_a_shared_prompt_changes_no_gradient(tiny: Any, family: str) -> None:
 
 
 def test_every_job_of_a_mixed_batch_begins_at_ln_2_with_no_margin(tiny: Any) -> None:
-    pairs = make_pairs(20)
+    pairs = tiny.pairs(20)
     jobs = [
         tiny.job(lora_rank=rank, beta=beta, adapter_batch_size=size)
         for rank, beta, size in ((1, 0.01, 1), (4, 0.1, 2), (8, 0.5, 4), (16, 2.0, 8))
     ]
-    with Preferring(tiny, pairs) as engine:
+    with tiny.preferring(pairs) as engine:
         for job in jobs:
             engine.admit(job, tiny.budget())
         records = tiny.step(engine, {job.job_id: pairs[: job.adapter_batch_size] for job in jobs})
@@ -167,8 +114,8 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_losses_and_gradients_are_those_of_plain_torch(tiny: Any, options: PreferenceOptions) -> None:
     # The twin: transformers and PEFT's formula by hand, one sequence at a time, autograd through everything.
-    pairs, job = make_pairs(4), tiny.job(beta=0.3, adapter_batch_size=4, max_grad_norm=0.0)
-    with Preferring(tiny, pairs, options) as engine:
+    pairs, job = tiny.pairs(4), tiny.job(beta=0.3, adapter_batch_size=4, max_grad_norm=0.0)
+    with tiny.preferring(pairs, options) as engine:
         engine.admit(job, tiny.budget())
         move(engine, job.job_id)
         tensors = engine_tensors(engine, job)
@@ -238,7 +185,7 @@ def by_plain_torch(
 def curve(tiny: Any, jobs: Sequence[LoraJob], pairs: Sequence[PairRow], steps: int = 4, **sizes: Any) -> list[Any]:
     """Records of the first job over some steps, trained beside the others."""
     records: list[StepRecord] = []
-    with Preferring(tiny, pairs, **sizes) as engine:
+    with tiny.preferring(pairs, **sizes) as engine:
         for job in jobs:
             engine.admit(job, tiny.budget())
         for step in range(1, steps + 1):
@@ -248,7 +195,7 @@ def curve(tiny: Any, jobs: Sequence[LoraJob], pairs: Sequence[PairRow], steps: i
 
 
 def test_a_job_alone_equals_the_same_job_among_others(tiny: Any) -> None:
-    pairs, job = make_pairs(12), tiny.job(beta=0.5, learning_rate=2e-2)
+    pairs, job = tiny.pairs(12), tiny.job(beta=0.5, learning_rate=2e-2)
     others = [tiny.job(lora_rank=rank, beta=1 / rank, adapter_batch_size=rank, seed=rank) for rank in (2, 5, 7)]
     alone = curve(tiny, [job], pairs)
     for among in (curve(tiny, [job, *others], pairs), curve(tiny, [job, *others], pairs, max_pass_tokens=1)):
@@ -258,7 +205,7 @@ def test_a_job_alone_equals_the_same_job_among_others(tiny: Any) -> None:
 
 
 def test_gradient_accumulation_equals_one_large_batch(tiny: Any) -> None:
-    pairs = make_pairs(6)
+    pairs = tiny.pairs(6)
     large = tiny.job(beta=0.5, adapter_batch_size=6)
     small = tiny.job(beta=0.5, adapter_batch_size=2, gradient_accumulation=3)
     options = PreferenceOptions(sft_weight=0.5)
@@ -267,11 +214,11 @@ def test_gradient_accumulation_equals_one_large_batch(tiny: Any) -> None:
 
 
 def test_resumed_equals_unbroken(tiny: Any, tmp_path: Path) -> None:
-    pairs, job = make_pairs(9), tiny.job(beta=0.5, dropout=0.1)
+    pairs, job = tiny.pairs(9), tiny.job(beta=0.5, dropout=0.1)
     unbroken = curve(tiny, [job], pairs, steps=6)
     resumed: list[Any] = []
     for steps in (range(1, 4), range(4, 7)):
-        with Preferring(tiny, pairs) as engine:  # measures its reference anew, as a run that lost its files would
+        with tiny.preferring(pairs) as engine:  # measures its reference anew, as a run that lost its files would
             if steps[0] == 1:
                 engine.admit(job, tiny.budget())
             else:
@@ -284,11 +231,11 @@ def test_resumed_equals_unbroken(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_not_finite_leaves_its_neighbours_bit_for_bit(tiny: Any) -> None:
-    pairs = make_pairs(3)
+    pairs = tiny.pairs(3)
     jobs = [tiny.job(lora_rank=rank, beta=0.5) for rank in (2, 3, 4)]
     states = []
     for damage in (False, True):
-        with Preferring(tiny, pairs) as engine:
+        with tiny.preferring(pairs) as engine:
             for job in jobs:
                 engine.admit(job, tiny.budget())
             if damage:
@@ -301,8 +248,8 @@ def test_a_job_that_is_not_finite_leaves_its_neighbours_bit_for_bit(tiny: Any) -
 
 
 def test_the_untuned_model_has_no_margin_to_the_last_digit(tiny: Any) -> None:
-    pairs = make_pairs(5)
-    with Preferring(tiny, pairs) as engine:
+    pairs = tiny.pairs(5)
+    with tiny.preferring(pairs) as engine:
         losses = engine.evaluate([UNTUNED], pairs, max_tokens=20)[UNTUNED]
     assert isinstance(losses, PairLosses)
     assert losses.rewards() == ((0.0,) * 5, (0.0,) * 5)
@@ -310,8 +257,8 @@ def test_the_untuned_model_has_no_margin_to_the_last_digit(tiny: Any) -> None:
 
 
 def test_pairs_without_a_reference_are_refused(tiny: Any) -> None:
-    pairs, job = make_pairs(2), tiny.job(beta=0.1)
-    with Preferring(tiny, pairs[:1]) as engine:
+    pairs, job = tiny.pairs(2), tiny.job(beta=0.1)
+    with tiny.preferring(pairs[:1]) as engine:
         engine.admit(job, tiny.budget())
         with pytest.raises(EngineError, match=r"pairs:1: the reference's"):
             engine.step({job.job_id: pairs})
