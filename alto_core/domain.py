@@ -128,11 +128,13 @@ class LoraJob:
     """Name endings of the linear layers that get an adapter, for example `q_proj`."""
     seed: int = 0
     """Seeds the initial A matrices and the dropout masks."""
+    beta: float | None = None
+    """How hard a preference objective holds the job to its reference; None with other objectives."""
 
     @property
     def job_id(self) -> str:
         """Readable and stable: the dimensions a reader looks for, then six digits of a digest over all fields."""
-        digest = hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()[:6]
+        digest = hashlib.sha256(json.dumps(self._given(), sort_keys=True).encode()).hexdigest()[:6]
         return f"lr{self.learning_rate:g}-r{self.lora_rank}-b{self.rows_per_update}-{digest}"
 
     @property
@@ -146,7 +148,12 @@ class LoraJob:
 
     def params(self) -> dict[str, Any]:
         """The fields as MLflow parameters."""
-        return {**dataclasses.asdict(self), "target_modules": ",".join(self.target_modules)}
+        return {**self._given(), "target_modules": ",".join(self.target_modules)}
+
+    def _given(self) -> dict[str, Any]:
+        """All fields, but beta only where the objective has one."""
+        fields = dataclasses.asdict(self)
+        return fields if self.beta is not None else {k: v for k, v in fields.items() if k != "beta"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +188,8 @@ class StepRecord:
     """Euclidean norm of the job's gradient before clipping."""
     num_tokens: int
     """Tokens of the step's rows, prompts included."""
+    measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What the objective tells beside the loss, by name; means over the update's pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +206,11 @@ class RowLosses:
         """Loss per trained token over all rows, independent of how rows were batched."""
         return math.fsum(self.loss_sums) / sum(self.num_labels)
 
+    @property
+    def token_loss_sums(self) -> tuple[float, ...]:
+        """Sum of all token losses of each row, whatever the objective makes of them."""
+        return self.loss_sums
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -207,6 +221,8 @@ class Evaluation:
     fraction: float
     """Step over the job's total steps."""
     row_losses: RowLosses
+    measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What the objective tells beside the loss, by name."""
 
     @property
     def val_loss(self) -> float:

@@ -30,6 +30,7 @@ from alto_core.domain import (
 )
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError, ModelError
+from alto_core.evaluation.preference import preference_measures
 from alto_core.interruption import StopQuestion, TaskStopped, never
 from alto_core.scheduling.intra_task import Capacity, JobSize, admit, without
 
@@ -270,7 +271,13 @@ class Executor:
         evaluations = []
         for job_id in due:
             step, budget = active[job_id].step, active[job_id].run.budget
-            evaluation = Evaluation(job_id=job_id, step=step, fraction=budget.fraction(step), row_losses=losses[job_id])
+            evaluation = Evaluation(
+                job_id=job_id,
+                step=step,
+                fraction=budget.fraction(step),
+                row_losses=losses[job_id],
+                measures=preference_measures(losses[job_id]),
+            )
             self._engine.keep_best(job_id, evaluation.val_loss)
             evaluations.append(evaluation)
         return tuple(evaluations)

@@ -85,7 +85,7 @@ def plan_task(task: TuningTask) -> TaskPlan:
     """
     make_policy(task.early_exit.preset, task.early_exit.overrides)
     endings = linear_endings(task.model)
-    jobs = expand_search_space(task.search_space, endings)
+    jobs = expand_search_space(task.search_space, endings, task.betas)
     module_counts: dict[str, int] = {}
     for modules in sorted({job.target_modules for job in jobs}):
         ranks = sorted({job.lora_rank for job in jobs if job.target_modules == modules})

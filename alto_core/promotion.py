@@ -232,7 +232,9 @@ def _evaluate(
             target_modules=sorted({name for job in jobs for name in job.target_modules}),
             num_slots=len(jobs),
             rank_rows=sum(job.lora_rank for job in jobs),
+            objective=workspace.objective(),
         ) as engine:
+            workspace.measure_references(engine)
             for job, folder in zip(jobs, folders, strict=True):
                 engine.load_adapter(job, folder)
             return evaluate_adapters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -16,12 +17,17 @@ DEFAULT_ALPHA_OVER_RANK = 2.0
 MAX_DRAWS_PER_JOB = 1000
 
 
-def expand_search_space(space: GridSpace | RandomSpace | ListSpace, linear_names: Sequence[str]) -> tuple[LoraJob, ...]:
+def expand_search_space(
+    space: GridSpace | RandomSpace | ListSpace,
+    linear_names: Sequence[str],
+    betas: Sequence[float | None] = (None,),
+) -> tuple[LoraJob, ...]:
     """Make the jobs of a search space, without repetition, in a stable order.
 
     Args:
         space: the checked search space.
         linear_names: name endings of all linear layers of the base model; what `all-linear` stands for.
+        betas: of the task's objective, one more dimension; None where it has none.
 
     Raises:
         TaskFileError: the space has fewer distinct jobs than asked for, or two listed jobs are equal.
@@ -35,15 +41,18 @@ def expand_search_space(space: GridSpace | RandomSpace | ListSpace, linear_names
                 raise TaskFileError(
                     f"search_space.jobs[{i}]", got=f"the same as jobs[{first}]", expected="a job of its own"
                 )
-        return tuple(jobs)
+        return tuple(dataclasses.replace(job, beta=beta) for job in jobs for beta in betas)
     if isinstance(space, RandomSpace):
-        return _random_jobs(space, all_linear)
+        return _random_jobs(space, all_linear, betas)
     assert not isinstance(space.learning_rate, LogRange)
-    return tuple(_combinations(space, space.learning_rate, all_linear))
+    return tuple(_combinations(space, space.learning_rate, all_linear, betas))
 
 
 def _combinations(
-    space: GridSpace | RandomSpace, learning_rates: Sequence[float], all_linear: tuple[str, ...]
+    space: GridSpace | RandomSpace,
+    learning_rates: Sequence[float],
+    all_linear: tuple[str, ...],
+    betas: Sequence[float | None],
 ) -> Iterator[LoraJob]:
     dimensions = itertools.product(
         learning_rates,
@@ -56,11 +65,12 @@ def _combinations(
         space.use_rslora,
         space.lr_schedule,
         _module_choices(space.target_modules, all_linear),
+        betas,
     )
     for rate, lora_rank, batch_size, (
         alpha,
         over_rank,
-    ), dropout, decay, accumulation, rslora, schedule, modules in dimensions:
+    ), dropout, decay, accumulation, rslora, schedule, modules, beta in dimensions:
         yield LoraJob(
             learning_rate=float(rate),
             lora_rank=lora_rank,
@@ -75,10 +85,11 @@ def _combinations(
             lr_warmup_fraction=float(space.lr_warmup_fraction),
             target_modules=modules,
             seed=space.seed,
+            beta=beta,
         )
 
 
-def _random_jobs(space: RandomSpace, all_linear: tuple[str, ...]) -> tuple[LoraJob, ...]:
+def _random_jobs(space: RandomSpace, all_linear: tuple[str, ...], betas: Sequence[float | None]) -> tuple[LoraJob, ...]:
     """Draw until `num_jobs` distinct jobs are found. Each draw picks one value per dimension."""
     draw = random.Random(space.search_seed)  # noqa: S311 - a search, not a secret
     jobs: dict[str, LoraJob] = {}
@@ -86,7 +97,7 @@ def _random_jobs(space: RandomSpace, all_linear: tuple[str, ...]) -> tuple[LoraJ
         if len(jobs) == space.num_jobs:
             break
         rate = _draw_rate(draw, space.learning_rate)
-        options = list(_combinations(space, [rate], all_linear))
+        options = list(_combinations(space, [rate], all_linear, betas))
         job = draw.choice(options)
         jobs.setdefault(job.job_id, job)
     if len(jobs) < space.num_jobs:

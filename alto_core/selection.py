@@ -210,7 +210,7 @@ def _record(
         winner=winner,
         scores=scores,
         comparisons=compare_with_others(winner, results),
-        check_losses=last.losses.loss_sums[:NUM_CHECK_ROWS],
+        check_losses=last.losses.token_loss_sums[:NUM_CHECK_ROWS],
         samples=samples,
     )
 

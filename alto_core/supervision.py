@@ -128,7 +128,7 @@ class Supervisor:
         self._publish_decisions()
 
     def end(self, folder: Path, curve: Curve, verdict: Verdict, *, gate_rank: int | None = None) -> None:
-        """Record a job's end everywhere, once: adapter, state and verdict for MLflow, then state and event in the store.
+        """Record a job's end everywhere, once: adapter and verdict for MLflow, then state and event in the store.
 
         The decision log has it already.
         """

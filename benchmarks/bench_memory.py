@@ -62,7 +62,7 @@ def build(name: str) -> Any:
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
     return Backbone(
         model=model, device=torch.device("cpu"), dtype=torch.float32, name=name, layers=find_linear_layers(model),
-        head=model.lm_head, takes_ragged_rows=False, max_positions=None,
+        head=model.lm_head, takes_ragged_rows=False, shares_prompts=True, max_positions=None,
     )  # fmt: skip
 
 

@@ -81,6 +81,7 @@ def build_backbone(name: str, attention: str | None = None) -> Any:
         layers=find_linear_layers(model),
         head=model.lm_head,
         takes_ragged_rows=True,
+        shares_prompts=True,
         max_positions=None,
     )
 

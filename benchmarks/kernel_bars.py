@@ -45,6 +45,11 @@ TARGETS = {
     "memory.duration_error": "<= 0.10",
     "memory.profile_seconds_8b": "<= 60",
     "packing.occupancy": ">= 0.92",
+    "dpo.batched_over_sequential": "",
+    "dpo.with_reference_cache": "",
+    "dpo.all_over_sequential": ">= 10",
+    "dpo.all_over_graphed_sequential": ">= 4",
+    "dpo.accuracy_ratio": ">= 0.99",
 }
 
 

@@ -57,6 +57,22 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(hidden_PD, weight_VD, bias_V, label_ids_P, label_weights_P)
 
 
+def linear_token_losses(hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, label_ids_P: Tensor) -> Tensor:
+    """Losses of all positions, each differentiable, for objectives that are more than a weighted sum of them.
+
+        dh_p = dloss_p * (softmax_p - onehot_p) W
+
+    The part behind dloss_p needs no other position, so it too is made from a chunk's logits before they are gone, and
+    only scaled in backward. A position whose loss gets no gradient passes none, whatever it is.
+
+    Returns:
+        float32 [P] in nats, differentiable once with respect to `hidden_PD`.
+    """
+    losses_P = _LinearTokenLosses.apply(hidden_PD, weight_VD, bias_V, label_ids_P)
+    assert isinstance(losses_P, Tensor)
+    return losses_P
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -67,18 +83,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         label_ids_P: Tensor,
         label_weights_P: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        needs_gradient = ctx.needs_input_grad[0]
-        losses_P = hidden_PD.new_empty(len(hidden_PD), dtype=torch.float32)
-        dh_PD = torch.empty_like(hidden_PD) if needs_gradient else None
-        row_bytes = weight_VD.shape[0] * hidden_PD.element_size()
-        chunk = max(CHUNK_STEP, CHUNK_BYTES // row_bytes // CHUNK_STEP * CHUNK_STEP)
-        for start in range(0, len(hidden_PD), chunk):
-            part = slice(start, min(start + chunk, len(hidden_PD)))
-            hidden_cD = functional.pad(hidden_PD[part], (0, 0, 0, -(part.stop - start) % CHUNK_STEP))
-            logits_cV = functional.linear(hidden_cD, weight_VD, bias_V)[: part.stop - start]
-            losses_P[part] = softmax_losses_(logits_cV, label_ids_P[part], label_weights_P[part], needs_gradient)
-            if dh_PD is not None:
-                dh_PD[part] = logits_cV @ weight_VD
+        losses_P, dh_PD = _in_chunks(
+            hidden_PD, weight_VD, bias_V, label_ids_P, label_weights_P, needs_gradient=ctx.needs_input_grad[0]
+        )
         ctx.mark_non_differentiable(losses_P)
         ctx.save_for_backward(dh_PD)
         weighted_P = torch.where(label_weights_P == 0, 0.0, losses_P * label_weights_P)
@@ -89,6 +96,48 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, d_objective: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (dh_PD,) = ctx.saved_tensors
         return dh_PD * d_objective.to(dh_PD.dtype), None, None, None, None
+
+
+class _LinearTokenLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, label_ids_P: Tensor) -> Tensor:
+        ones_P = torch.ones(len(label_ids_P), dtype=torch.float32, device=hidden_PD.device)
+        losses_P, dh_PD = _in_chunks(
+            hidden_PD, weight_VD, bias_V, label_ids_P, ones_P, needs_gradient=ctx.needs_input_grad[0]
+        )
+        ctx.save_for_backward(dh_PD)
+        return losses_P
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_losses_P: Tensor) -> tuple[Tensor | None, ...]:
+        (dh_PD,) = ctx.saved_tensors
+        scaled_PD = dh_PD * d_losses_P[:, None].to(dh_PD.dtype)
+        return scaled_PD.masked_fill_((d_losses_P == 0)[:, None], 0.0), None, None, None
+
+
+def _in_chunks(
+    hidden_PD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    label_ids_P: Tensor,
+    label_weights_P: Tensor,
+    *,
+    needs_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Losses, float32 [P], and the gradient of their weighted sum with respect to `hidden_PD` where it is needed."""
+    losses_P = hidden_PD.new_empty(len(hidden_PD), dtype=torch.float32)
+    dh_PD = torch.empty_like(hidden_PD) if needs_gradient else None
+    row_bytes = weight_VD.shape[0] * hidden_PD.element_size()
+    chunk = max(CHUNK_STEP, CHUNK_BYTES // row_bytes // CHUNK_STEP * CHUNK_STEP)
+    for start in range(0, len(hidden_PD), chunk):
+        part = slice(start, min(start + chunk, len(hidden_PD)))
+        hidden_cD = functional.pad(hidden_PD[part], (0, 0, 0, -(part.stop - start) % CHUNK_STEP))
+        logits_cV = functional.linear(hidden_cD, weight_VD, bias_V)[: part.stop - start]
+        losses_P[part] = softmax_losses_(logits_cV, label_ids_P[part], label_weights_P[part], needs_gradient)
+        if dh_PD is not None:
+            dh_PD[part] = logits_cV @ weight_VD
+    return losses_P, dh_PD
 
 
 def softmax_losses_(logits_cV: Tensor, label_ids_c: Tensor, weights_c: Tensor, write_gradient: bool) -> Tensor:

@@ -4,10 +4,12 @@ What needs the data or the model (layer names, row counts) is checked later, by 
 """
 
 from alto_core.config.changes import with_changes
+from alto_core.config.dpo import DPO_LEARNING_RATES, DpoSection
 from alto_core.config.fields import NAME_PATTERN
 from alto_core.config.loading import load_task, parse_task
 from alto_core.config.search import GridSpace, ListedJob, ListSpace, LogRange, RandomSpace
 from alto_core.config.task import (
+    PREFERENCE_METRICS,
     BudgetSection,
     ClusterSection,
     DataSection,
@@ -19,10 +21,13 @@ from alto_core.config.task import (
 )
 
 __all__ = [
+    "DPO_LEARNING_RATES",
     "NAME_PATTERN",
+    "PREFERENCE_METRICS",
     "BudgetSection",
     "ClusterSection",
     "DataSection",
+    "DpoSection",
     "EarlyExitSection",
     "EvaluationSection",
     "GridSpace",

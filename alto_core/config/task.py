@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from alto_core.config.dpo import DpoSection, check_sides, with_dpo_defaults
 from alto_core.config.fields import (
     Count,
     Moment,
@@ -67,9 +68,11 @@ class DataSection(Section):
     """Configuration name of the hub data set."""
     split: str = "train"
     """Split of the hub data set; files have one split."""
-    format: Literal["auto", "messages", "prompt_completion", "text"] = "auto"
-    """`auto` looks at the columns of the first rows."""
-    columns: dict[Literal["messages", "prompt", "completion", "text"], str] = Field(default_factory=dict)
+    format: Literal["auto", "messages", "prompt_completion", "text", "preference"] = "auto"
+    """`auto` looks at the columns of the first rows; with `objective: dpo` it is `preference`, see docs/dpo.md."""
+    columns: dict[Literal["messages", "prompt", "completion", "text", "chosen", "rejected"], str] = Field(
+        default_factory=dict
+    )
     """Name of the column that holds each part, where it differs."""
     chat_template: bool | None = None
     """Render prompt/completion rows as a user and an assistant turn. None: yes when the tokenizer has a template."""
@@ -87,6 +90,11 @@ class DataSection(Section):
     """Rows for the final score, used once. None: no final score."""
     seed: int = 0
     """Seeds the split and the order of rows."""
+
+    @field_validator("columns")
+    @classmethod
+    def _sides_not_swapped(cls, columns: dict[str, str]) -> dict[str, str]:
+        return check_sides(columns)
 
 
 class BudgetSection(Section):
@@ -121,7 +129,19 @@ class EarlyExitSection(Section):
     """Disk for the states of jobs that ended early, in GiB. The best are kept; of the others the adapter alone."""
 
 
-Metric = Literal["exact_match", "numeric", "multiple_choice", "regex", "rouge_l", "bleu", "function"]
+PREFERENCE_METRICS = ("preference", "preference_likelihood")
+"""Measured on pairs of answers, so only with `objective: dpo`."""
+Metric = Literal[
+    "exact_match",
+    "numeric",
+    "multiple_choice",
+    "regex",
+    "rouge_l",
+    "bleu",
+    "function",
+    "preference",
+    "preference_likelihood",
+]
 METRIC_PARTS = {"regex": "pattern", "multiple_choice": "choices", "function": "function"}
 """The field that a metric needs, and no other metric may have."""
 
@@ -130,7 +150,8 @@ class EvaluationSection(Section):
     """How finished jobs are compared."""
 
     metric: Metric | None = None
-    """Measured on held-out rows, see docs/evaluation.md; None compares losses alone."""
+    """Measured on held-out rows, see docs/evaluation.md; None compares losses alone, and with `objective: dpo` it is
+    `preference`."""
     pattern: str | None = None
     """Regular expression of the metric `regex`."""
     choices: Annotated[list[str], Field(min_length=2), AfterValidator(unique)] | None = None
@@ -205,7 +226,12 @@ class TuningTask(Section):
     """Whose task it is. Where MLflow asks for a login, it is that user's, and may be left out."""
     model: ModelSection
     data: DataSection
+    objective: Literal["sft", "dpo"] = "sft"
+    """What jobs minimise: `sft` the negative log-likelihood of answers, `dpo` a loss over pairs of answers."""
+    dpo: DpoSection | None = None
+    """Settings of `objective: dpo`; None: the defaults."""
     search_space: Annotated[GridSpace | RandomSpace | ListSpace, Field(discriminator="strategy")]
+    """With `objective: dpo` a grid or random search may leave out `learning_rate`; see docs/dpo.md for the default."""
     budget: BudgetSection
     early_exit: EarlyExitSection = EarlyExitSection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -219,6 +245,32 @@ class TuningTask(Section):
     activation_checkpointing: Literal["none", "mlp", "layers"] = "none"
     """Parts of the model that run again in the backward pass instead of keeping their activations: less memory, the
     same numbers, more time. `mlp` is the feed-forward part of each layer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults_of_dpo(cls, content: Any) -> Any:
+        return with_dpo_defaults(content)
+
+    @model_validator(mode="after")
+    def _fits_the_objective(self) -> Self:
+        prefers = self.objective == "dpo"
+        if self.dpo is not None and not prefers:
+            raise ValueError("a `dpo` section only with `objective: dpo`")
+        if (self.data.format == "preference") != prefers:
+            raise ValueError(
+                f"`objective: dpo` with `data.format: preference`, and with no other; got {self.objective} with "
+                f"{self.data.format}"
+            )
+        if self.evaluation.metric in PREFERENCE_METRICS and not prefers:
+            raise ValueError(f"`evaluation.metric: {self.evaluation.metric}` only with `objective: dpo`")
+        return self
+
+    @property
+    def betas(self) -> tuple[float | None, ...]:
+        """The values of beta that jobs are made for; None where the objective has none."""
+        if self.objective == "sft":
+            return (None,)
+        return tuple((self.dpo or DpoSection()).beta)
 
     @property
     def registered_model(self) -> str:

@@ -51,17 +51,26 @@ def render_chat(tokenizer: Any, encoder: TextEncoder, chat: Chat) -> RenderedCha
     answers = []
     for i, start in zip(answered[:-1], starts[:-1], strict=True):
         # As far as the chat up to this answer and the whole chat agree, no later turn's text can stand.
-        own = _num_shared(_render(tokenizer, turns[: i + 1], generation=False), text)
+        own = num_shared(_render(tokenizer, turns[: i + 1], generation=False), text)
         with_stop = stop_token is not None
         answers.append((start, _end_of_answer(encoder, text, start, own, turns[i].content, with_stop=with_stop)[0]))
     answers.append((starts[-1], end))
     return RenderedChat(marked=MarkedText(text=text[:end], answers=tuple(answers)), stop_token=stop_token)
 
 
+def num_shared(first: str, second: str) -> int:
+    """Characters that two texts have in common at their start."""
+    if second.startswith(first):
+        return len(first)
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
 def _start_of_answer(tokenizer: Any, before: Sequence[Turn], text: str) -> int:
     prompt = _render(tokenizer, before, generation=True)
     if not text.startswith(prompt):
-        shared = _num_shared(prompt, text)
+        shared = num_shared(prompt, text)
         detail = f"turn {len(before) + 1}: the prompt goes on with {excerpt(prompt[shared:][:20])!r}"
         raise UnusableRowError(
             Reason.TEMPLATE_UNSTABLE, f"{detail}, the whole chat with {excerpt(text[shared:][:20])!r}"
@@ -87,15 +96,6 @@ def _end_of_answer(
     if inner.startswith(answer):
         return len(text) - len(inner) + len(answer), None
     raise UnusableRowError(Reason.TEMPLATE_REFUSED, "the template writes another text than the answer")
-
-
-def _num_shared(first: str, second: str) -> int:
-    """Characters that two texts have in common at their start."""
-    if second.startswith(first):
-        return len(first)
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
 
 
 def _without_blanks(text: str) -> str:

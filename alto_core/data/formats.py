@@ -16,13 +16,16 @@ from alto_core.data.report import Reason, UnusableRowError, excerpt
 from alto_core.data.row_source import SourceRow
 from alto_core.errors import DataError
 
-Kind = Literal["messages", "prompt_completion", "text"]
+Kind = Literal["messages", "prompt_completion", "text", "preference"]
 PARTS: dict[Kind, tuple[str, ...]] = {
     "messages": ("messages",),
     "prompt_completion": ("prompt", "completion"),
     "text": ("text",),
+    "preference": ("prompt", "chosen", "rejected"),
 }
-"""Parts of each format, the likeliest format first."""
+"""Parts of each format, the likeliest format first. Pairs (`preference`, see `preference_pairs`) may lack a prompt, and
+are never taken for granted: the task file asks for them."""
+SIDES = ("chosen", "rejected")
 ROWS_LOOKED_AT = 100
 """Rows whose columns decide the format when the task file does not name one."""
 USUAL_PAIRS = (
@@ -58,6 +61,8 @@ class PromptCompletion:
 
     prompt: str
     completion: str
+    takes_template: bool = True
+    """False: the texts stand as the model is to see them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +86,10 @@ class RowFormat:
     def ignored_columns(self, content: Mapping[str, Any]) -> set[str]:
         """Columns of a row that the format does not use, keys of single turns included."""
         ignored = content.keys() - self.columns.values()
-        if self.kind == "messages":
-            column = self.columns["messages"]
-            turns = content.get(column)
-            keys = (
-                {key for turn in turns if isinstance(turn, dict) for key in turn} if isinstance(turns, list) else set()
-            )
-            ignored |= {f"{column}[].{key}" for key in keys - {"role", "content"}}
+        for column in self.columns.values():
+            if isinstance(turns := content.get(column), list):
+                keys = {key for turn in turns if isinstance(turn, dict) for key in turn}
+                ignored |= {f"{column}[].{key}" for key in keys - {"role", "content"}}
         return {excerpt(str(column)) for column in ignored}
 
 
@@ -107,13 +109,15 @@ def choose_format(data: DataSection, first_rows: Sequence[SourceRow], source: st
     readable = [row.content for row in first_rows if row.problem is None and isinstance(row.content, dict)]
     if not readable:
         first = first_rows[0]
-        finding = first.problem or UnusableRowError(Reason.NOT_A_MAPPING, f"got {_described(first.content)}")
+        finding = first.problem or UnusableRowError(Reason.NOT_A_MAPPING, f"got {described(first.content)}")
         raise DataError(
             f"{source}: no usable row among the first {len(first_rows)}. "
             f"{first.origin}: {finding}: {excerpt(first.content)}"
         )
     present = {str(column): None for content in readable for column in content}
     kind: Kind = _detected(data, tuple(present), source) if data.format == "auto" else data.format
+    if kind == "preference":
+        _check_sides(data, tuple(present), source)
     named: Mapping[str, str] = {str(part): column for part, column in data.columns.items()}
     for part in named:
         if part not in PARTS[kind]:
@@ -130,16 +134,16 @@ def parse_row(content: Any, row_format: RowFormat) -> RowParts:
         UnusableRowError: a part is missing, of another type, empty where it is trained, or turns are out of order.
     """
     if not isinstance(content, dict):
-        raise UnusableRowError(Reason.NOT_A_MAPPING, f"got {_described(content)}")
+        raise UnusableRowError(Reason.NOT_A_MAPPING, f"got {described(content)}")
     if row_format.kind == "messages":
         return _chat(content, row_format.columns["messages"])
     if row_format.kind == "text":
-        text = _text(content, row_format.columns["text"])
+        text = field_text(content, row_format.columns["text"])
         if not text.strip():
             raise UnusableRowError(Reason.EMPTY_ANSWER, "no text", row_format.columns["text"])
         return PlainText(text=text)
-    prompt = _text(content, row_format.columns["prompt"])
-    completion = _text(content, row_format.columns["completion"])
+    prompt = field_text(content, row_format.columns["prompt"])
+    completion = field_text(content, row_format.columns["completion"])
     if not completion.strip():
         raise UnusableRowError(Reason.EMPTY_ANSWER, field=row_format.columns["completion"])
     return PromptCompletion(prompt=prompt, completion=completion)
@@ -147,7 +151,7 @@ def parse_row(content: Any, row_format: RowFormat) -> RowParts:
 
 def _detected(data: DataSection, present: Sequence[str], source: str) -> Kind:
     for kind, parts in PARTS.items():
-        if all(data.columns.get(part, part) in present for part in parts):  # type: ignore[call-overload]
+        if kind != "preference" and all(data.columns.get(part, part) in present for part in parts):  # type: ignore[call-overload]
             return kind
     shown = ", ".join(excerpt(column) for column in present) or "none"
     raise DataError(
@@ -155,7 +159,20 @@ def _detected(data: DataSection, present: Sequence[str], source: str) -> Kind:
     )
 
 
+def _check_sides(data: DataSection, present: Sequence[str], source: str) -> None:
+    for part in SIDES:
+        column = data.columns.get(part, part)  # type: ignore[call-overload]
+        if column not in present:
+            shown = ", ".join(excerpt(name) for name in present) or "none"
+            raise DataError(
+                f"{source}: got columns {shown}; format preference expects `chosen` and `rejected`, and perhaps "
+                f"`prompt`, but there is no {column!r}. Name your columns with `data.columns`."
+            )
+
+
 def _hint(present: Sequence[str]) -> str:
+    if all(side in present for side in SIDES):
+        return "These are preference pairs: set `objective: dpo`."
     if "conversations" in present:
         return "Turn `conversations` (from, value) into `messages` (role, content); roles are system, user, assistant."
     for prompt, completion in USUAL_PAIRS:
@@ -169,35 +186,37 @@ def _chat(content: dict[str, Any], column: str) -> Chat:
         raise UnusableRowError(Reason.MISSING_FIELD, field=column)
     values = content[column]
     if not isinstance(values, list):
-        raise UnusableRowError(Reason.NOT_TURNS, f"got {_described(values)}", column)
-    turns = [_turn(value, f"{column}[{i}]") for i, value in enumerate(values)]
+        raise UnusableRowError(Reason.NOT_TURNS, f"got {described(values)}", column)
+    turns = [parse_turn(value, f"{column}[{i}]") for i, value in enumerate(values)]
     last_answer = max((i for i, turn in enumerate(turns) if turn.role == "assistant"), default=None)
     if last_answer is None:
         raise UnusableRowError(Reason.NO_ANSWER, f"roles {', '.join(turn.role for turn in turns) or 'none'}", column)
     kept = turns[: last_answer + 1]
-    _check_order(kept, column)
+    check_order(kept, column)
     for i, turn in enumerate(kept):
         if turn.role == "assistant" and not turn.content.strip():
             raise UnusableRowError(Reason.EMPTY_ANSWER, field=f"{column}[{i}].content")
     return Chat(turns=tuple(kept), num_cut_turns=len(turns) - len(kept))
 
 
-def _turn(value: Any, place: str) -> Turn:
+def parse_turn(value: Any, place: str) -> Turn:
+    """One turn of a chat; `place` is its path in the row."""
     if not isinstance(value, dict):
-        raise UnusableRowError(Reason.NOT_TURNS, f"got {_described(value)}, expected role and content", place)
+        raise UnusableRowError(Reason.NOT_TURNS, f"got {described(value)}, expected role and content", place)
     if "from" in value and "role" not in value:
         raise UnusableRowError(Reason.MISSING_FIELD, "got from/value, expected role/content", f"{place}.role")
-    role = _text(value, "role", f"{place}.role")
+    role = field_text(value, "role", f"{place}.role")
     if role not in ROLES:
         raise UnusableRowError(
             Reason.UNKNOWN_ROLE, f"got {excerpt(role)!r}, expected one of {', '.join(ROLES)}", f"{place}.role"
         )
     if value.get("tool_calls") or value.get("function_call"):
         raise UnusableRowError(Reason.TOOL_CALL, "tool calls are not trained", place)
-    return Turn(role=role, content=_text(value, "content", f"{place}.content"))
+    return Turn(role=role, content=field_text(value, "content", f"{place}.content"))
 
 
-def _check_order(turns: Sequence[Turn], column: str) -> None:
+def check_order(turns: Sequence[Turn], column: str) -> None:
+    """Refuse turns that are not an optional system turn, then user and assistant in turn."""
     start = 1 if turns[0].role == "system" else 0
     for i, turn in enumerate(turns[start:]):
         expected = ("user", "assistant")[i % 2]
@@ -206,13 +225,13 @@ def _check_order(turns: Sequence[Turn], column: str) -> None:
             raise UnusableRowError(Reason.TURN_ORDER, rule, f"{column}[{i + start}].role")
 
 
-def _text(content: Mapping[str, Any], column: str, place: str | None = None) -> str:
+def field_text(content: Mapping[str, Any], column: str, place: str | None = None) -> str:
     """A field's text. `place` is the path shown to people where it is more than the column."""
     value = content.get(column)
     if value is None:
         raise UnusableRowError(Reason.MISSING_FIELD, "null" if column in content else "", place or column)
     if not isinstance(value, str):
-        raise UnusableRowError(Reason.NOT_TEXT, f"got {_described(value)}", place or column)
+        raise UnusableRowError(Reason.NOT_TEXT, f"got {described(value)}", place or column)
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -222,7 +241,7 @@ def _text(content: Mapping[str, Any], column: str, place: str | None = None) -> 
     return value
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
     """A value's type in the words of JSON, with the value where it is short."""
     match value:
         case None:

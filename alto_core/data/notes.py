@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from alto_core.config import DataSection
+from alto_core.data.packing import packed_tokens
+from alto_core.data.pair_tokenization import PairTokenizer
+from alto_core.data.rows import SplitData
 from alto_core.data.tokenization import RowTokenizer
 from alto_core.data.tokenizer import ModelTokenizer
 
@@ -36,6 +41,22 @@ def preparation_notes(
             f"the tokenizer has {len(model.tokenizer)} tokens, the model {model.num_embeddings}: "
             "rows that use more are left out"
         )
+    return tuple(notes)
+
+
+def pair_notes(splits: Sequence[SplitData], pairs: PairTokenizer) -> tuple[str, ...]:
+    """What else a report on preference pairs should say."""
+    rows = [row for split in splits for row in split.rows]
+    once = sum(packed_tokens(row, share_prompts=True) for row in rows)
+    twice = sum(packed_tokens(row, share_prompts=False) for row in rows)
+    notes = [
+        f"a prompt is read once for both of its answers: {once} tokens instead of {twice}, "
+        f"{100 * (1 - once / twice):.0f} % fewer"
+    ]
+    if pairs.num_repeated_prompts:
+        notes.append(f"{pairs.num_repeated_prompts} pairs repeat their prompt in both answers; it was taken off there")
+    if pairs.num_common_prompts:
+        notes.append(f"{pairs.num_common_prompts} pairs name no prompt; what both sides begin with was taken for it")
     return tuple(notes)
 
 

@@ -7,14 +7,17 @@ format or limit, most likely), and a split without a row.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from alto_core.config import DataSection, ModelSection, SplitSection
-from alto_core.data.formats import ROWS_LOOKED_AT, Kind, RowFormat, choose_format, parse_row
-from alto_core.data.notes import preparation_notes
+from alto_core.data.formats import ROWS_LOOKED_AT, Kind, RowFormat, RowParts, choose_format, parse_row
+from alto_core.data.notes import pair_notes, preparation_notes
+from alto_core.data.pair_tokenization import PairTokenizer
+from alto_core.data.preference_pairs import PreferencePair, parse_pair
 from alto_core.data.report import DataReport, Reason, RowTally, SplitSummary, UnusableRowError, excerpt, left_out_table
 from alto_core.data.row_source import SourceRow
 from alto_core.data.rows import SplitData, TaskData, data_digest
@@ -59,8 +62,10 @@ def prepare_data(data: DataSection, model: ModelSection) -> TaskData:
         use_template=_uses_template(data, row_format.kind, tokenizer),
         max_length=max_length,
         too_long=data.too_long,
+        last_answer_only=row_format.kind == "preference",
     )
-    reader = _RowReader(data, row_format, row_tokenizer)
+    pairs = PairTokenizer(row_tokenizer) if row_format.kind == "preference" else None
+    reader = _RowReader(data, row_format, row_tokenizer, pairs)
     pools = {"train": reader.usable_rows(sources["train"], itertools.chain(first_rows, train_rows))}
     for section in ("validation", "test"):
         if section in sources:
@@ -74,7 +79,10 @@ def prepare_data(data: DataSection, model: ModelSection) -> TaskData:
         splits=tuple(_summary(split) for split in splits),
         left_out=reader.tally.left_out,
         ignored_columns=tuple(sorted(reader.ignored_columns)),
-        notes=preparation_notes(data, tokenizer, row_tokenizer, max_length),
+        notes=(
+            *preparation_notes(data, tokenizer, row_tokenizer, max_length),
+            *(pair_notes(splits, pairs) if pairs else ()),
+        ),
     )
     return TaskData(
         train=splits[0],
@@ -93,9 +101,12 @@ def prepare_data(data: DataSection, model: ModelSection) -> TaskData:
 class _RowReader:
     """Reads, checks and tokenizes sources one after the other, with one tally and one range of row ids."""
 
-    def __init__(self, data: DataSection, row_format: RowFormat, row_tokenizer: RowTokenizer):
+    def __init__(
+        self, data: DataSection, row_format: RowFormat, row_tokenizer: RowTokenizer, pairs: PairTokenizer | None
+    ):
         self._refuses_bad_rows = data.bad_rows == "refuse"
-        self._format, self._row_tokenizer = row_format, row_tokenizer
+        self._format, self._tokenizer = row_format, pairs or row_tokenizer
+        self._parse: Callable[[Any, RowFormat], RowParts | PreferencePair] = parse_pair if pairs else parse_row
         self._next_row_id = 0
         self.tally = RowTally()
         self.ignored_columns: set[str] = set()
@@ -117,14 +128,14 @@ class _RowReader:
             try:
                 if row.problem is not None:
                     raise row.problem
-                parts = parse_row(row.content, self._format)
+                parts = self._parse(row.content, self._format)
             except UnusableRowError as problem:
                 self._leave_out(source, row, problem)
                 continue
             self.ignored_columns |= self._format.ignored_columns(row.content)
             inputs.append(RowInput(row_id=row_id, origin=row.origin, parts=parts))
             parsed.append(row)
-        for row, result in zip(parsed, self._row_tokenizer.tokenize(inputs), strict=True):
+        for row, result in zip(parsed, self._tokenizer.tokenize(inputs), strict=True):
             if isinstance(result, UnusableRowError):
                 self._leave_out(source, row, result)
             else:

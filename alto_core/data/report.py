@@ -38,6 +38,12 @@ class Reason(StrEnum):
     NO_TRAINED_TOKEN = "no trained token left"  # noqa: S105 - no password
     OUTSIDE_VOCABULARY = "token outside the model's vocabulary"
     HELD_OUT_DUPLICATE = "duplicate of a held-out row"
+    IDENTICAL_SIDES = "identical sides"
+    SIDES_SWAPPED = "sides swapped"
+    SIDES_OF_TWO_KINDS = "sides of two kinds"
+    PROMPT_REPEATED = "prompt repeated in one answer"
+    PROMPTS_DIFFER = "prompts differ"
+    NO_COMMON_PROMPT = "no common prompt"
 
 
 class UnusableRowError(Exception):

@@ -1,7 +1,7 @@
 """Which usable rows are held out, and the removal of rows that stand in two splits.
 
 A row's place depends on its tokens and the seed alone: adding or reordering rows moves no other row between splits, and
-equal rows go to the same side.
+equal rows go to the same side; so do preference pairs of one prompt, except where the count falls among them.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ def without_duplicates(
 
 
 def _place(row: TokenizedRow, seed: int) -> bytes:
-    ids = np.array(row.row.token_ids, dtype="<i4").tobytes()
+    ids = np.array(row.row.split_key, dtype="<i4").tobytes()
     return hashlib.blake2b(ids, digest_size=8, key=str(seed).encode()[:64]).digest()

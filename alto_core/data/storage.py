@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alto_core.data.report import DataReport
-from alto_core.data.rows import GenerationRow, SplitData, TaskData, TokenRow, data_digest
+from alto_core.data.rows import GenerationRow, PairRow, SplitData, TaskData, TokenRow, data_digest
 from alto_core.errors import DataError
 
 LAYOUT_VERSION = 1
@@ -28,6 +28,8 @@ ROW_SCHEMA = pa.schema(
         ("label_mask", pa.list_(pa.bool_())),
     ]
 )
+PAIR_SCHEMA = pa.schema([*ROW_SCHEMA, ("prompt_length", pa.int32()), ("rejected_start", pa.int32())])
+"""Of preference pairs."""
 GENERATION_SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -44,7 +46,8 @@ def save_task_data(task_data: TaskData, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     rows = [(split.name, row) for split in task_data.splits for row in split.rows]
-    _write_table(rows, ROW_SCHEMA, folder / ROWS_FILE)
+    holds_pairs = isinstance(rows[0][1], PairRow)
+    _write_table(rows, PAIR_SCHEMA if holds_pairs else ROW_SCHEMA, folder / ROWS_FILE)
     generation_rows = [(split.name, row) for split in task_data.splits for row in split.generation_rows]
     _write_table(generation_rows, GENERATION_SCHEMA, folder / GENERATION_FILE)
     summary = {
@@ -122,10 +125,11 @@ def _replace(path: Path, content: Any) -> None:
 def _read_rows(path: Path) -> dict[str, list[TokenRow]]:
     shared: dict[int, int] = {}
     rows: dict[str, list[TokenRow]] = {}
-    for split, fields in _records(path, ROW_SCHEMA):
+    for split, fields in _records(path, ROW_SCHEMA, PAIR_SCHEMA):
         # Equal ids share one int object, as they do when they come from the tokenizer.
         token_ids = tuple(shared.setdefault(index, index) for index in fields["token_ids"])
-        row = TokenRow(**{**fields, "token_ids": token_ids, "label_mask": tuple(fields["label_mask"])})
+        kind = PairRow if "prompt_length" in fields else TokenRow
+        row = kind(**{**fields, "token_ids": token_ids, "label_mask": tuple(fields["label_mask"])})
         rows.setdefault(split, []).append(row)
     return rows
 
@@ -138,9 +142,9 @@ def _read_generation_rows(path: Path) -> dict[str, list[GenerationRow]]:
     return rows
 
 
-def _records(path: Path, schema: pa.Schema) -> Any:
+def _records(path: Path, *schemas: pa.Schema) -> Any:
     table = pq.read_table(path)
-    if not table.schema.equals(schema):
+    if not any(table.schema.equals(schema) for schema in schemas):
         raise ValueError(f"{path.name} has other columns than expected")
     for batch in table.to_batches(max_chunksize=4096):
         for fields in batch.to_pylist():

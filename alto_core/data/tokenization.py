@@ -2,6 +2,7 @@
 
 Rules: of a chat every assistant turn is trained, of a prompt and completion the completion, of a plain text all of it;
 each with its stop token, exactly once. The prompt's ids that generation starts from are a prefix of the row's ids.
+Preference pairs are put together from such rows by `pair_tokenization`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 
 from alto_core.data.chat import render_chat, render_user_turn
 from alto_core.data.formats import Chat, PromptCompletion, RowParts, Turn
+from alto_core.data.preference_pairs import PreferencePair
 from alto_core.data.report import Reason, UnusableRowError
 from alto_core.data.rows import GenerationRow, TokenRow
 from alto_core.data.text_encoder import EncodedText, MarkedText, TextEncoder
@@ -25,7 +27,7 @@ class RowInput:
 
     row_id: int
     origin: str
-    parts: RowParts
+    parts: RowParts | PreferencePair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,20 @@ class RowTokenizer:
         use_template: render prompts and completions as a chat.
         max_length: longest row in tokens.
         too_long: what happens to a longer one.
+        last_answer_only: of a chat only the last assistant turn is trained.
     """
 
     def __init__(
-        self, model: ModelTokenizer, *, use_template: bool, max_length: int, too_long: Literal["drop", "truncate"]
+        self,
+        model: ModelTokenizer,
+        *,
+        use_template: bool,
+        max_length: int,
+        too_long: Literal["drop", "truncate"],
+        last_answer_only: bool = False,
     ):
         self._model, self._max_length, self._too_long = model, max_length, too_long
+        self._first_answer = -1 if last_answer_only else 0
         self.uses_template = use_template
         self._encoder = TextEncoder(model.tokenizer, render_user_turn(model.tokenizer) if model.chat_template else "")
         # Equal ids share one int object: 200,000 rows would hold a gigabyte of them otherwise.
@@ -80,6 +90,7 @@ class RowTokenizer:
         rendered: dict[int, _Rendered] = {}
         for i, row in enumerate(rows):
             try:
+                assert not isinstance(row.parts, PreferencePair), "pairs come in as two rows"
                 rendered[i] = self._render(row.parts)
             except UnusableRowError as problem:
                 results[i] = problem
@@ -100,7 +111,7 @@ class RowTokenizer:
         return str(self._model.tokenizer.decode(token_ids))
 
     def _render(self, parts: RowParts) -> _Rendered:
-        if isinstance(parts, PromptCompletion) and self.uses_template:
+        if isinstance(parts, PromptCompletion) and self.uses_template and parts.takes_template:
             turns = (Turn(role="user", content=parts.prompt), Turn(role="assistant", content=parts.completion))
             parts = Chat(turns=turns)
         if isinstance(parts, Chat):
@@ -147,7 +158,8 @@ class RowTokenizer:
         num_tokens = len(token_ids)
         if num_tokens > self._max_length and self._too_long == "drop":
             raise UnusableRowError(Reason.TOO_LONG, f"{num_tokens} tokens, at most {self._max_length}")
-        return self._cut(source, rendered.references, token_ids, answers)
+        first = self._first_answer
+        return self._cut(source, rendered.references[first:], token_ids, answers[first:])
 
     def _cut(
         self, source: RowInput, references: tuple[str, ...], token_ids: list[int], answers: list[tuple[int, int]]

@@ -17,7 +17,13 @@ from transformers.utils import logging as transformers_logging
 
 from alto_core.config import ModelSection
 from alto_core.engine.model_files import LOADING_ERRORS, as_model_error, declared_name, load_config
-from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows, RaggedRows, register_packed_attention
+from alto_core.engine.packed_attention import (
+    PACKED_ATTENTION,
+    PackedRows,
+    RaggedRows,
+    register_packed_attention,
+    shares_prompts,
+)
 from alto_core.engine.target_modules import LinearLayer, find_linear_layers
 from alto_core.errors import ModelError
 
@@ -41,6 +47,8 @@ class Backbone:
     """The output head, where logits are its product with the last hidden states and nothing else."""
     takes_ragged_rows: bool
     """Whether flash attention on rows of any length serves all layers: CUDA, half precision, no bent scores."""
+    shares_prompts: bool
+    """Whether the two answers of a preference pair may follow one prompt in a pack; else it stands there twice."""
     max_positions: int | None
     """Longest sequence that the model was made for; None when it does not say."""
 
@@ -72,6 +80,7 @@ def load_backbone(section: ModelSection, device: str) -> Backbone:
             "Use another model."
         )
     check_rows_are_apart(model, section.name)
+    takes_ragged_rows = _takes_ragged_rows(model, torch.device(device), dtype)
     backbone = Backbone(
         model=model,
         device=torch.device(device),
@@ -79,7 +88,8 @@ def load_backbone(section: ModelSection, device: str) -> Backbone:
         name=declared_name(section),
         layers=find_linear_layers(model),
         head=_plain_head(model),
-        takes_ragged_rows=_takes_ragged_rows(model, torch.device(device), dtype),
+        takes_ragged_rows=takes_ragged_rows,
+        shares_prompts=not takes_ragged_rows or shares_prompts(torch.device(device), dtype),
         max_positions=getattr(model.config, "max_position_embeddings", None),
     )
     _loaded = (key, backbone)

@@ -7,7 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from alto_core.data.rows import TokenRow
 from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
@@ -20,13 +22,14 @@ from alto_core.engine.generation import generate
 from alto_core.engine.initialization import initial_a
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting, attach, detach
+from alto_core.engine.objective import Objective, TokenObjective
 from alto_core.engine.passes import PassRunner
 from alto_core.engine.regional_compile import compile_layers, uncompile_layers
 from alto_core.engine.sampling import Sampling
 from alto_core.engine.slots import AdapterSlots
 from alto_core.engine.step import JointStepper
 from alto_core.engine.target_modules import select_layers
-from alto_core.engine.validation import row_losses
+from alto_core.engine.validation import side_losses
 from alto_core.errors import EngineError, ModelError
 from kernels.path_choice import Implementation, choose_path
 
@@ -50,6 +53,7 @@ class Engine:
             takes several. One micro batch is never divided. None: by kind of device.
         max_row_tokens: of the longest row, so that captured passes need not be captured anew for it; a longer one is
             taken all the same.
+        objective: what jobs minimise; None: the negative log-likelihood of the trained tokens.
         recomputed: parts of the model whose activations are not kept for backward.
         cuda_graph: where the device can, compile the model's layers and replay passes from CUDA graphs. False runs
             the same operations one by one, for debugging.
@@ -65,6 +69,7 @@ class Engine:
         max_lora_rank: int | None = None,
         max_pass_tokens: int | None = None,
         max_row_tokens: int = 1,
+        objective: Objective | None = None,
         recomputed: Recomputed = "none",
         cuda_graph: bool = True,
     ):
@@ -90,6 +95,7 @@ class Engine:
             backbone,
             self._routing,
             optimizer,
+            objective or TokenObjective(),
             num_slots=num_slots,
             max_lora_rank=self._max_lora_rank,
             max_row_tokens=max_row_tokens,
@@ -133,6 +139,11 @@ class Engine:
     def max_pass_tokens(self) -> int:
         """Tokens of one training pass."""
         return self._stepper.max_pass_tokens
+
+    @property
+    def prompt_note(self) -> str:
+        """One clause for people: how the prompts of preference pairs are encoded."""
+        return "prompts are read once per pair" if self._runner.share_prompts else "prompts are read twice per pair"
 
     def limit_pass_tokens(self, max_pass_tokens: int) -> None:
         """Make smaller passes from now on, and give back what captured passes and the allocator hold unused.
@@ -271,8 +282,18 @@ class Engine:
             max_tokens: tokens of one forward pass. It changes speed and memory, not the numbers.
         """
         adapters = [self._adapter(job_id) for job_id in job_ids]
-        losses = row_losses(self._runner, adapters, rows, max_tokens=max_tokens)
-        return dict(zip(job_ids, losses, strict=True))
+        sums = side_losses(self._runner, adapters, rows, max_tokens=max_tokens)
+        return {
+            job_id: self._runner.objective.row_losses(adapter and adapter.job, rows, of_adapter)
+            for job_id, adapter, of_adapter in zip(job_ids, adapters, sums, strict=True)
+        }
+
+    def side_losses(self, job_id: str, rows: Sequence[TokenRow], *, max_tokens: int) -> NDArray[np.float64]:
+        """Sums of token losses [rows, 2] under one adapter, of a pair's chosen and rejected answer.
+
+        A plain row has its sum in the first place.
+        """
+        return side_losses(self._runner, [self._adapter(job_id)], rows, max_tokens=max_tokens)[0]
 
     def keep_best(self, job_id: str, val_loss: float) -> bool:
         """Set the current adapter aside if its validation loss is the lowest so far."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from alto_core.engine.backbone import Backbone, packed_hidden, packed_logits
 from alto_core.engine.packed_attention import PackedRows, RaggedRows
 from alto_core.engine.pass_inputs import PassInputs
-from kernels.linear_cross_entropy import linear_cross_entropy
+from kernels.linear_cross_entropy import linear_cross_entropy, linear_token_losses
 
 
 def pass_losses(backbone: Backbone, inputs: PassInputs, rows: PackedRows | RaggedRows) -> tuple[Tensor, Tensor]:
@@ -26,21 +26,36 @@ def pass_losses(backbone: Backbone, inputs: PassInputs, rows: PackedRows | Ragge
         The weighted sum of the losses, float32 scalar; the losses in nats, float32 [P], without gradient.
     """
     if backbone.head is None:
-        # The model does more to its logits than one product; its own forward knows what.
-        logits_PV = packed_logits(
-            backbone.model, inputs.token_ids_T, inputs.position_ids_T, rows, inputs.label_positions_P
-        )
-        losses_P = functional.cross_entropy(logits_PV.float(), inputs.label_ids_P, reduction="none")
+        losses_P = _losses_of_logits(backbone, inputs, rows)
         weighted_P = losses_P * inputs.label_weights_P
         return torch.where(inputs.label_weights_P == 0, 0.0, weighted_P).sum(), losses_P.detach()
-    hidden_TD = packed_hidden(backbone.model, inputs.token_ids_T, inputs.position_ids_T, rows)
     return linear_cross_entropy(
-        hidden_TD.index_select(0, inputs.label_positions_P),
+        _label_hidden(backbone, inputs, rows),
         backbone.head.weight,
         backbone.head.bias,
         inputs.label_ids_P,
         inputs.label_weights_P,
     )
+
+
+def token_losses(backbone: Backbone, inputs: PassInputs, rows: PackedRows | RaggedRows) -> Tensor:
+    """The negative log-likelihood of every label, float32 [P], each differentiable, whatever the others are."""
+    if backbone.head is None:
+        return _losses_of_logits(backbone, inputs, rows)
+    return linear_token_losses(
+        _label_hidden(backbone, inputs, rows), backbone.head.weight, backbone.head.bias, inputs.label_ids_P
+    )
+
+
+def _label_hidden(backbone: Backbone, inputs: PassInputs, rows: PackedRows | RaggedRows) -> Tensor:
+    hidden_TD = packed_hidden(backbone.model, inputs.token_ids_T, inputs.position_ids_T, rows)
+    return hidden_TD.index_select(0, inputs.label_positions_P)
+
+
+def _losses_of_logits(backbone: Backbone, inputs: PassInputs, rows: PackedRows | RaggedRows) -> Tensor:
+    """Of a model that does more to its logits than one product; its own forward knows what."""
+    logits_PV = packed_logits(backbone.model, inputs.token_ids_T, inputs.position_ids_T, rows, inputs.label_positions_P)
+    return functional.cross_entropy(logits_PV.float(), inputs.label_ids_P, reduction="none")
 
 
 def sums_by_row(losses_P: NDArray[np.float32], label_rows_P: NDArray[np.int64], num_rows: int) -> NDArray[np.float64]:

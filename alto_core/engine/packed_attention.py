@@ -6,12 +6,16 @@ causal product there, and are gathered back: causality alone keeps the padding u
 travels as the keyword argument `packed_rows` from the model's forward to here; a model that loses it on the way is
 refused, never run with rows that see each other.
 
-Shape suffixes: T tokens, N rows, N1 = N + 1, L longest row, H heads, K key/value heads, D head width.
+A row may begin with the prompt of the row before it, which stands in the pack once (see `shared_prompts`).
+
+Shape suffixes: T tokens, E tokens with prefixes repeated, N rows, N1 = N + 1, L longest row, H heads, K key/value
+heads, D head width.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from alto_core.engine.shared_prompts import SharedKeys, key_places
 from alto_core.errors import ModelError
 
 PACKED_ATTENTION = "alto_packed"
@@ -32,35 +37,46 @@ class PackedRows:
     lengths: tuple[int, ...]
     """Tokens of each row, in order; at least one row, none empty."""
     device: torch.device | str
-    padded_index_T: Tensor | None = field(init=False)
+    prefixes: tuple[int, ...] = ()
+    """So many tokens at the start of the row before it come before each row's own; empty: none do."""
+    padded_index_E: Tensor | None = field(init=False)
     """Place of each token in the flattened batch; None when all rows are equally long."""
+    longest: int = field(init=False)
+    """Tokens of the longest row, its prefix included."""
+    _repeated: tuple[Tensor, Tensor] | None = field(init=False)
+    """Token of each of the E, and which of the E each token is; None where no row has a prefix."""
 
     def __post_init__(self) -> None:
-        longest = max(self.lengths)
-        index = None
-        if any(length != longest for length in self.lengths):
-            rows = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
-            starts = torch.tensor((0, *self.lengths[:-1])).cumsum(0)
+        whole, repeated, index = self.lengths, None, None
+        if any(self.prefixes):
+            whole = tuple(map(sum, zip(self.lengths, self.prefixes, strict=True)))
+            places = key_places(self.lengths, self.prefixes)
+            repeated = tuple(torch.from_numpy(part).to(self.device) for part in (places.source_K, places.own_T))
+        longest = max(whole)
+        if any(length != longest for length in whole):
+            rows = torch.arange(len(whole)).repeat_interleave(torch.tensor(whole))
+            starts = torch.tensor((0, *whole[:-1])).cumsum(0)
             index = (rows * longest + torch.arange(len(rows)) - starts[rows]).to(self.device)
-        object.__setattr__(self, "padded_index_T", index)
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
+        for name, value in (("padded_index_E", index), ("longest", longest), ("_repeated", repeated)):
+            object.__setattr__(self, name, value)
 
     def scatter(self, x_HTD: Tensor) -> Tensor:
         """[H, T, D] -> [N, H, L, D], zeros in the padding."""
         num_heads, _, width = x_HTD.shape
         num_rows, longest = len(self.lengths), self.longest
-        if self.padded_index_T is not None:
-            x_HTD = x_HTD.new_zeros(num_heads, num_rows * longest, width).index_copy(1, self.padded_index_T, x_HTD)
+        if self._repeated is not None:
+            x_HTD = x_HTD.index_select(1, self._repeated[0])
+        if self.padded_index_E is not None:
+            x_HTD = x_HTD.new_zeros(num_heads, num_rows * longest, width).index_copy(1, self.padded_index_E, x_HTD)
         return x_HTD.reshape(num_heads, num_rows, longest, width).transpose(0, 1)
 
     def gather(self, x_NHLD: Tensor) -> Tensor:
-        """[N, H, L, D] -> [T, H, D]."""
+        """[N, H, L, D] -> [T, H, D]; what a prefix gave a second time is left."""
         num_rows, num_heads, longest, width = x_NHLD.shape
         flat = x_NHLD.transpose(1, 2).reshape(num_rows * longest, num_heads, width)
-        return flat if self.padded_index_T is None else flat.index_select(0, self.padded_index_T)
+        if self.padded_index_E is not None:
+            flat = flat.index_select(0, self.padded_index_E)
+        return flat if self._repeated is None else flat.index_select(0, self._repeated[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +86,9 @@ class RaggedRows:
     offsets_N1: Tensor
     """int32, cumulative."""
     longest: int
-    """No row has more tokens."""
+    """No row has more tokens, its prefix included."""
+    shared: SharedKeys | None = None
+    """Of a pack in which rows have prefixes."""
 
     def attend(
         self, query_HTD: Tensor, key_KTD: Tensor, value_KTD: Tensor, scaling: float | None, sliding_window: int | None
@@ -85,12 +103,41 @@ class RaggedRows:
             {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
         )
         offsets, longest = self.offsets_N1, self.longest
+        key_offsets = offsets
+        if self.shared is not None:
+            key_TKD, value_TKD = self.shared.repeated(key_TKD), self.shared.repeated(value_TKD)
+            key_offsets = self.shared.offsets_N1
         out_THD = varlen_attn(
-            query_THD, key_TKD, value_TKD, offsets, offsets, longest, longest,
+            query_THD, key_TKD, value_TKD, offsets, key_offsets, longest, longest,
             scale=scaling, window_size=(window, 0), **grouped,
         )  # fmt: skip
         assert isinstance(out_THD, Tensor)
         return out_THD
+
+
+def shares_prompts(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether ragged rows may begin with another row's prompt: tried, since torch does not say how it places fewer
+    queries than keys. Forward and backward of a pack with a prefix must be those of the same rows written out."""
+    draw = torch.Generator().manual_seed(0)
+    prompt, chosen, rejected = 5, 3, 4
+    written_out = (prompt + chosen, prompt + rejected)
+    places = key_places((prompt + chosen, rejected), (0, prompt))
+    source_K, own_T, again_T = (torch.from_numpy(x).to(device) for x in (places.source_K, places.own_T, places.again_T))
+    x_3HTD = torch.randn(3, 2, len(places.own_T), 64, generator=draw).to(device, dtype).requires_grad_(True)
+    shared = SharedKeys(source_K, own_T, again_T, torch.from_numpy(places.offsets_N1).to(device))
+    offsets = torch.tensor([0, prompt + chosen, len(places.own_T)], dtype=torch.int32, device=device)
+    plain = torch.tensor([0, *itertools.accumulate(written_out)], dtype=torch.int32, device=device)
+    try:
+        out_THD = RaggedRows(offsets, max(written_out), shared).attend(*x_3HTD, None, None)
+    except RuntimeError:  # this release's way to say that it takes no such rows
+        return False
+    expected_THD = RaggedRows(plain, max(written_out)).attend(*x_3HTD.index_select(2, source_K), None, None)
+    expected_THD = expected_THD.index_select(0, own_T)
+    (gradient,) = torch.autograd.grad(out_THD.float().square().sum(), x_3HTD)
+    (expected_gradient,) = torch.autograd.grad(expected_THD.float().square().sum(), x_3HTD)
+    return torch.allclose(out_THD, expected_THD, atol=0.02, rtol=0.02) and torch.allclose(
+        gradient, expected_gradient, atol=0.05, rtol=0.05
+    )
 
 
 def register_packed_attention() -> None:

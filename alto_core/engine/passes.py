@@ -3,7 +3,7 @@
 On CUDA with Triton kernels and flash attention a pass is captured once per bucket of token counts and replayed from
 then on. Jobs that come and go, other ranks, learning rates and batch sizes change the content of its inputs alone.
 
-Shape suffixes: P labels, J slots.
+Shape suffixes: P labels, Q measured quantities, J slots, U units of a loss.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from alto_core.data.packing import PackedBatch, pack_rows
@@ -22,6 +21,7 @@ from alto_core.engine.backbone import Backbone
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting
 from alto_core.engine.losses import pass_losses
+from alto_core.engine.objective import LabelFields, Objective
 from alto_core.engine.packed_attention import PackedRows, RaggedRows
 from alto_core.engine.pass_inputs import PassInputs, PassShape, shape_of
 from kernels.segments import SegmentSpec, make_segments
@@ -53,8 +53,7 @@ class PassWork:
     batch: PackedBatch
     specs: tuple[SegmentSpec, ...]
     layers_by_segment: tuple[Collection[int], ...]
-    label_weights_P: NDArray[np.float32]
-    label_slots_P: NDArray[np.int32]
+    fields: LabelFields
 
 
 class PassRunner:
@@ -64,6 +63,7 @@ class PassRunner:
         backbone: with the jobs' layers attached.
         routing: of these layers.
         optimizer: for passes that update; None where jobs are updated one by one.
+        objective: of passes with gradients.
         num_slots: of the engine.
         max_lora_rank: of any job.
         max_row_tokens: of any row, as far as it is known; a longer one makes captured passes be captured anew.
@@ -76,6 +76,7 @@ class PassRunner:
         backbone: Backbone,
         routing: LoraRouting,
         optimizer: JointAdamW | None,
+        objective: Objective,
         *,
         num_slots: int,
         max_lora_rank: int,
@@ -83,11 +84,13 @@ class PassRunner:
         on_kernels: bool,
         capture: bool,
     ):
-        self._backbone, self._routing, self._optimizer = backbone, routing, optimizer
+        self._backbone, self._routing, self._optimizer, self.objective = backbone, routing, optimizer, objective
         self._max_lora_rank, self._longest_row = max_lora_rank, max_row_tokens
         self._on_kernels, self.captures = on_kernels, capture
-        self.losses_J = torch.zeros(num_slots, dtype=torch.float32, device=backbone.device)
-        """Weighted sums of token losses by slot, added up over passes until someone zeroes them."""
+        num_quantities = 1 + len(objective.measures)
+        self.measured_QJ = torch.zeros(num_quantities, num_slots, dtype=torch.float32, device=backbone.device)
+        """Losses and the objective's measures by slot, added up over passes until someone zeroes them."""
+        self.losses_J = self.measured_QJ[0]
         self.norms_J = torch.zeros_like(self.losses_J)
         """Norms of the gradients of the last update, by slot."""
         self._slot_numbers_J1 = torch.arange(num_slots, device=backbone.device)[:, None]
@@ -99,10 +102,22 @@ class PassRunner:
         """Captured passes that are kept."""
         return len(self._captured)
 
+    @property
+    def share_prompts(self) -> bool:
+        """Whether packs of this runner hold a pair's prompt once."""
+        return self._backbone.shares_prompts
+
     def run(self, kind: PassKind, work: PassWork) -> Tensor:
         """Run one pass; gives the losses of its labels, float32 [P], valid until the next pass."""
         has_dropout = any(spec.dropout for spec in work.specs)
-        needed = shape_of(work.batch, work.specs, lora_rank=self._max_lora_rank, has_dropout=has_dropout)
+        pairs = work.fields.pairs
+        needed = shape_of(
+            work.batch,
+            work.specs,
+            lora_rank=self._max_lora_rank,
+            has_dropout=has_dropout,
+            pairs=0 if pairs is None else len(pairs.pair_weights_M),
+        )
         if self.captures:
             captured = self._captured_pass(kind, needed)
             _load(captured.inputs, work)
@@ -132,17 +147,17 @@ class PassRunner:
         else:
             routed = self._routing.use(make_segments(work.specs, backbone.device), work.layers_by_segment)
         with torch.set_grad_enabled(kind is not PassKind.LOSSES), routed:
-            objective, losses_P = pass_losses(backbone, inputs, self._rows(inputs))
-            if kind is not PassKind.LOSSES:
-                objective.backward()  # parts of the model may run again in it, so it is routed as well
+            if kind is PassKind.LOSSES:
+                return pass_losses(backbone, inputs, self._rows(inputs))[1]
+            measured = self.objective.measure(backbone, inputs, self._rows(inputs))
+            measured.objective.backward()  # parts of the model may run again in it, so it is routed as well
         if unfinished is not None:
             unfinished.finish()
-        if kind is not PassKind.LOSSES:
-            is_own_JP = inputs.label_slots_P[None, :] == self._slot_numbers_J1
-            weighted_P = losses_P.double() * inputs.label_weights_P
+        is_own_JU = measured.slots_U[None, :] == self._slot_numbers_J1
+        for total_J, share_U in zip(self.measured_QJ, measured.shares_QU, strict=True):
             # Masked, not multiplied by 0: another job's NaN must not come along.
-            self.losses_J += torch.where(is_own_JP, weighted_P[None, :], 0.0).sum(1).float()
-        return losses_P
+            total_J += torch.where(is_own_JU, share_U[None, :], 0.0).sum(1).float()
+        return measured.losses_P
 
     def _update(self, kind: PassKind) -> None:
         if kind is PassKind.UPDATE:
@@ -151,8 +166,8 @@ class PassRunner:
 
     def _rows(self, inputs: PassInputs) -> PackedRows | RaggedRows:
         if self._backbone.takes_ragged_rows:
-            return RaggedRows(inputs.row_offsets_N1, inputs.shape.longest_row)
-        return PackedRows(inputs.row_lengths, self._backbone.device)
+            return RaggedRows(inputs.row_offsets_N1, inputs.shape.longest_row, inputs.shared_keys)
+        return PackedRows(inputs.row_lengths, self._backbone.device, inputs.row_prefixes)
 
     def _captured_pass(self, kind: PassKind, needed: PassShape) -> _CapturedPass:
         key = (kind, bucket(needed.tokens), needed.has_dropout)
@@ -173,9 +188,11 @@ class PassRunner:
         longest = -(-self._longest_row // ROW_STEP) * ROW_STEP
         labels, rows = bucket(needed.labels), needed.rows + needed.rows // 8 + -(-tokens // longest)
         segments = 1 << (needed.segments - 1).bit_length()
+        shared, pairs = (bucket(count) if count else 0 for count in (needed.shared_tokens, needed.pairs))
         if earlier is not None:
             labels, rows = max(labels, earlier.labels), max(rows, earlier.rows)
             segments = max(segments, earlier.segments)
+            shared, pairs = max(shared, earlier.shared_tokens), max(pairs, earlier.pairs)
         return PassShape(
             tokens=tokens,
             labels=min(labels, tokens),
@@ -184,6 +201,8 @@ class PassRunner:
             longest_row=longest,
             lora_rank=self._max_lora_rank,
             has_dropout=needed.has_dropout,
+            shared_tokens=shared,
+            pairs=pairs,
         )
 
     def _capture(self, kind: PassKind, shape: PassShape) -> _CapturedPass:
@@ -192,8 +211,7 @@ class PassRunner:
             batch=pack_rows([]),
             specs=(),
             layers_by_segment=(),
-            label_weights_P=np.zeros(0, np.float32),
-            label_slots_P=np.zeros(0, np.int32),
+            fields=LabelFields(label_weights_P=np.zeros(0, np.float32), label_slots_P=np.zeros(0, np.int32)),
         )
         _load(inputs, nothing)
         side = torch.cuda.Stream(self._backbone.device)
@@ -224,4 +242,11 @@ def bucket(count: int) -> int:
 
 
 def _load(inputs: PassInputs, work: PassWork) -> None:
-    inputs.load(work.batch, work.specs, label_weights_P=work.label_weights_P, label_slots_P=work.label_slots_P)
+    fields = work.fields
+    inputs.load(
+        work.batch,
+        work.specs,
+        label_weights_P=fields.label_weights_P,
+        label_slots_P=fields.label_slots_P,
+        pairs=fields.pairs,
+    )

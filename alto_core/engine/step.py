@@ -1,15 +1,15 @@
 """One joint step: rows of many jobs in one packed forward and backward, then one AdamW update of each job.
 
-A job's loss is the sum of its token losses over all rows of the update, divided by the number of trained tokens of all
-these rows. So gradient accumulation gives what one large batch gives, and neither other jobs nor the cut into micro
-batches changes a job's gradient.
+A job's loss is a sum over all rows of the update, divided by the number of units of all these rows: trained tokens, or
+whatever the engine's objective is a mean of. So gradient accumulation gives what one large batch gives, and neither
+other jobs nor the cut into micro batches changes a job's gradient.
 
 A step that runs out of memory has changed no job: all that it allocates comes before the first write to one. The same
 step can be made again, in smaller passes.
 
 On Triton kernels nobody waits for a step: losses and norms stay on the device until `take_records`.
 
-Shape suffixes: P labels, J slots.
+Shape suffixes: Q measured quantities, J slots.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from alto_core.data.packing import pack_rows
+from alto_core.data.packing import pack_rows, packed_tokens
 from alto_core.data.rows import TokenRow
 from alto_core.domain import StepRecord
 from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.joint_adamw import JointAdamW, Update
+from alto_core.engine.objective import JobPart
 from alto_core.engine.optimizer import adamw_update, gradient_norm, learning_rate
 from alto_core.engine.passes import PassKind, PassRunner, PassWork
 
@@ -62,16 +62,16 @@ class JointStepper:
         Raises:
             ValueError: a job has no rows, or no trained token in them.
         """
-        labels = [sum(row.num_labels for row in job_rows) for job_rows in rows]
-        for active, count in zip(jobs, labels, strict=True):
-            if count == 0:
+        for active, job_rows in zip(jobs, rows, strict=True):
+            if not any(row.num_labels for row in job_rows):
                 raise ValueError(f"{active.job.job_id}: expected rows with trained tokens, but got none")
         updates = [_next_update(active) for active in jobs]
         if self._optimizer is not None:
             self._optimizer.prepare(updates)
-        self._runner.losses_J.zero_()
-        measured_2J = torch.empty((2, *self._runner.losses_J.shape), device=self._runner.losses_J.device)
-        passes = list(self._passes(jobs, rows, labels))
+        totals_QJ = self._runner.measured_QJ
+        totals_QJ.zero_()
+        measured_QJ = totals_QJ.new_empty((len(totals_QJ) + 1, totals_QJ.shape[1]))
+        passes = list(self._passes(jobs, rows))
         if self._optimizer is not None and len(passes) == 1:
             self._runner.run(PassKind.UPDATE, passes[0])
         else:
@@ -80,8 +80,8 @@ class JointStepper:
             for work in passes:
                 self._runner.run(PassKind.GRADIENTS, work)
             self._update(updates)
-        torch.stack((self._runner.losses_J, self._runner.norms_J), out=measured_2J)
-        self._note(updates, [_num_tokens(job_rows) for job_rows in rows], measured_2J)
+        torch.stack((*totals_QJ, self._runner.norms_J), out=measured_QJ)
+        self._note(updates, [self._num_tokens(job_rows) for job_rows in rows], measured_QJ)
 
     def take_records(self) -> tuple[StepRecord, ...]:
         """Records of all steps since the last call, in their order. Waits for the device.
@@ -114,11 +114,11 @@ class JointStepper:
                     scratch_W=scratch_W,
                 )
 
-    def _note(self, updates: Sequence[Update], num_tokens: Sequence[int], measured_2J: Tensor) -> None:
+    def _note(self, updates: Sequence[Update], num_tokens: Sequence[int], measured_QJ: Tensor) -> None:
         for update in updates:
             update.active.step = update.step
         slots = tuple(update.active.block.slot for update in updates)
-        self._pending.append(_PendingStep(tuple(updates), slots, tuple(num_tokens), measured_2J))
+        self._pending.append(_PendingStep(tuple(updates), slots, tuple(num_tokens), measured_QJ))
         if len(self._pending) >= MAX_PENDING:
             self._settle()
 
@@ -126,8 +126,9 @@ class JointStepper:
         """Read what pending steps measured."""
         if not self._pending:
             return
-        measured = torch.stack([step.measured_2J for step in self._pending]).tolist()
-        for step, (losses, norms) in zip(self._pending, measured, strict=True):
+        names = self._runner.objective.measures
+        measured = torch.stack([step.measured_QJ for step in self._pending]).tolist()
+        for step, (losses, *measures, norms) in zip(self._pending, measured, strict=True):
             for update, slot, num_tokens in zip(step.updates, step.slots, step.num_tokens, strict=True):
                 self._records.append(
                     StepRecord(
@@ -137,18 +138,54 @@ class JointStepper:
                         learning_rate=update.learning_rate,
                         grad_norm=norms[slot],
                         num_tokens=num_tokens,
+                        measures={name: values[slot] for name, values in zip(names, measures, strict=True)},
                     )
                 )
         self._pending.clear()
 
-    def _passes(
-        self, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]], labels: Sequence[int]
-    ) -> Iterator[PassWork]:
+    def _passes(self, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) -> Iterator[PassWork]:
         for micro_step, all_parts in enumerate(_micro_steps(jobs, rows)):
-            for parts in _fitting(all_parts, self.max_pass_tokens):
-                work = _work(jobs, labels, parts, micro_step)
+            for parts in self._fitting(all_parts):
+                work = self._work(jobs, rows, parts, micro_step)
                 if len(work.batch.label_ids_P):
                     yield work
+
+    def _fitting(self, parts: Sequence[_Part]) -> Iterator[list[_Part]]:
+        """Neighbouring parts together, as many as stay within the tokens of a pass."""
+        current: list[_Part] = []
+        for part in parts:
+            together = sum(self._num_tokens(rows) for _, rows in (*current, part))
+            if current and together > self.max_pass_tokens:
+                yield current
+                current = []
+            current.append(part)
+        yield current
+
+    def _num_tokens(self, rows: Sequence[TokenRow]) -> int:
+        return sum(packed_tokens(row, share_prompts=self._runner.share_prompts) for row in rows)
+
+    def _work(
+        self,
+        jobs: Sequence[ActiveJob],
+        rows: Sequence[Sequence[TokenRow]],
+        parts: Sequence[_Part],
+        micro_step: int,
+    ) -> PassWork:
+        batch = pack_rows([part for _, part in parts], share_prompts=self._runner.share_prompts)
+        taking_part = [jobs[number] for number, _ in parts]
+        shares = [
+            JobPart(job=active.job, slot=active.block.slot, rows=part, update=rows[number])
+            for active, (number, part) in zip(taking_part, parts, strict=True)
+        ]
+        return PassWork(
+            batch=batch,
+            specs=tuple(
+                active.training_segment(self._num_tokens(part), micro_step)
+                for active, (_, part) in zip(taking_part, parts, strict=True)
+            ),
+            layers_by_segment=tuple(active.layer_indices for active in taking_part),
+            fields=self._runner.objective.fields(batch, shares),
+        )
 
 
 @dataclass(frozen=True)
@@ -156,8 +193,8 @@ class _PendingStep:
     updates: tuple[Update, ...]
     slots: tuple[int, ...]
     num_tokens: tuple[int, ...]
-    measured_2J: Tensor
-    """Losses and gradient norms by slot, on the device."""
+    measured_QJ: Tensor
+    """Losses, measures and gradient norms by slot, on the device."""
 
 
 def _next_update(active: ActiveJob) -> Update:
@@ -173,38 +210,5 @@ def _micro_steps(jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) 
         yield [(number, part) for number, part in enumerate(parts) if part]
 
 
-def _fitting(parts: Sequence[_Part], max_tokens: int) -> Iterator[list[_Part]]:
-    """Neighbouring parts together, as many as stay within the tokens of a pass."""
-    current: list[_Part] = []
-    for part in parts:
-        if current and sum(_num_tokens(rows) for _, rows in (*current, part)) > max_tokens:
-            yield current
-            current = []
-        current.append(part)
-    yield current
-
-
-def _num_tokens(rows: Sequence[TokenRow]) -> int:
-    return sum(len(row.token_ids) for row in rows)
-
-
 def _cut(rows: Sequence[TokenRow], size: int) -> list[Sequence[TokenRow]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def _work(jobs: Sequence[ActiveJob], labels: Sequence[int], parts: Sequence[_Part], micro_step: int) -> PassWork:
-    batch = pack_rows([part for _, part in parts])
-    taking_part = [jobs[number] for number, _ in parts]
-    weights = np.array([1.0 / labels[number] for number, _ in parts], dtype=np.float32)
-    slots = np.array([active.block.slot for active in taking_part], dtype=np.int32)
-    part_of_label_P = np.array(batch.row_slots)[batch.label_rows_P]
-    return PassWork(
-        batch=batch,
-        specs=tuple(
-            active.training_segment(_num_tokens(rows), micro_step)
-            for active, (_, rows) in zip(taking_part, parts, strict=True)
-        ),
-        layers_by_segment=tuple(active.layer_indices for active in taking_part),
-        label_weights_P=weights[part_of_label_P],
-        label_slots_P=slots[part_of_label_P],
-    )

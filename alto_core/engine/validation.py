@@ -1,6 +1,7 @@
-"""Losses of held-out rows, row by row, for many adapters in shared forward passes.
+"""Losses of held-out rows, side by side, for many adapters in shared forward passes.
 
-Every row's number is a sum over its own tokens, so it does not depend on which rows or adapters share a pass.
+Every number is a sum over tokens of one sequence, so it does not depend on which rows or adapters share a pass. A plain
+row has one side; a preference pair has two.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from alto_core.data.packing import PackedBatch, pack_rows
+from alto_core.data.packing import PackedBatch, pack_rows, packed_tokens
 from alto_core.data.rows import TokenRow
-from alto_core.domain import RowLosses
 from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.losses import sums_by_row
+from alto_core.engine.objective import LabelFields
 from alto_core.engine.pass_inputs import NOBODY
 from alto_core.engine.passes import PassKind, PassRunner, PassWork
 from kernels.segments import SegmentSpec
@@ -24,47 +26,49 @@ _Item = tuple[int, int]
 """Number of the adapter, number of the row."""
 
 
-def row_losses(
+def side_losses(
     runner: PassRunner,
     adapters: Sequence[ActiveJob | None],
     rows: Sequence[TokenRow],
     *,
     max_tokens: int,
-) -> list[RowLosses]:
+) -> NDArray[np.float64]:
     """Evaluate each adapter (None: the untuned model) on all rows. Waits for the device once.
 
     Args:
         max_tokens: of one forward pass; a longer row gets a pass of its own.
 
     Returns:
-        One value per adapter, its entries in the order of `rows`; a row without labels has loss 0 and 0 labels.
+        Sums of token losses [adapters, rows, 2], in the order of `rows`; 0 for a side that a row does not have, and
+        for a row without labels.
     """
     done: list[tuple[list[_Item], PackedBatch]] = []
     losses = []
-    for items in _passes(len(adapters), rows, max_tokens):
-        work = _work(adapters, rows, items)
+    for items in _passes(len(adapters), rows, max_tokens, share_prompts=runner.share_prompts):
+        work = _work(adapters, rows, items, share_prompts=runner.share_prompts)
         losses.append(runner.run(PassKind.LOSSES, work).clone())
         done.append((items, work.batch))
-    sums = np.zeros((len(adapters), len(rows)))
+    sums = np.zeros((len(adapters), len(rows), 2))
     if losses:
         parts = torch.cat(losses).cpu().numpy()
         start = 0
         for items, batch in done:
             end = start + len(batch.label_ids_P)
-            adapter_numbers, row_numbers = np.array(items).T
-            sums[adapter_numbers, row_numbers] = sums_by_row(parts[start:end], batch.label_rows_P, batch.num_rows)
+            places = [(*item, side) for item in items for side in range(len(rows[item[1]].sides))]
+            sums[tuple(np.array(places).T)] = sums_by_row(parts[start:end], batch.label_rows_P, batch.num_rows)
             start = end
-    num_labels = tuple(row.num_labels for row in rows)
-    return [RowLosses(loss_sums=tuple(adapter_sums.tolist()), num_labels=num_labels) for adapter_sums in sums]
+    return sums
 
 
-def _passes(num_adapters: int, rows: Sequence[TokenRow], max_tokens: int) -> Iterator[list[_Item]]:
+def _passes(
+    num_adapters: int, rows: Sequence[TokenRow], max_tokens: int, *, share_prompts: bool
+) -> Iterator[list[_Item]]:
     """Adapter by adapter, rows of like length together, so that attention pads little."""
     by_length = sorted((i for i, row in enumerate(rows) if row.num_labels), key=lambda i: len(rows[i].token_ids))
     items: list[_Item] = []
     tokens = 0
     for adapter_number, row_number in itertools.product(range(num_adapters), by_length):
-        length = len(rows[row_number].token_ids)
+        length = packed_tokens(rows[row_number], share_prompts=share_prompts)
         if items and tokens + length > max_tokens:
             yield items
             items, tokens = [], 0
@@ -74,20 +78,24 @@ def _passes(num_adapters: int, rows: Sequence[TokenRow], max_tokens: int) -> Ite
         yield items
 
 
-def _work(adapters: Sequence[ActiveJob | None], rows: Sequence[TokenRow], items: Sequence[_Item]) -> PassWork:
+def _work(
+    adapters: Sequence[ActiveJob | None], rows: Sequence[TokenRow], items: Sequence[_Item], *, share_prompts: bool
+) -> PassWork:
     groups = [
         (adapters[number], [rows[i] for _, i in part])
         for number, part in itertools.groupby(items, key=lambda item: item[0])
     ]
-    batch = pack_rows([part for _, part in groups])
+    batch = pack_rows([part for _, part in groups], share_prompts=share_prompts)
     specs = []
     for active, part in groups:
-        tokens = sum(len(row.token_ids) for row in part)
+        tokens = sum(packed_tokens(row, share_prompts=share_prompts) for row in part)
         specs.append(SegmentSpec(num_tokens=tokens) if active is None else active.segment(tokens))
     return PassWork(
         batch=batch,
         specs=tuple(specs),
         layers_by_segment=tuple(frozenset[int]() if active is None else active.layer_indices for active, _ in groups),
-        label_weights_P=np.zeros(len(batch.label_ids_P), np.float32),
-        label_slots_P=np.full(len(batch.label_ids_P), NOBODY, np.int32),
+        fields=LabelFields(
+            label_weights_P=np.zeros(len(batch.label_ids_P), np.float32),
+            label_slots_P=np.full(len(batch.label_ids_P), NOBODY, np.int32),
+        ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from alto_core.config import EvaluationSection
+from alto_core.config import PREFERENCE_METRICS, EvaluationSection
 from alto_core.data.rows import GenerationRow
 from alto_core.errors import TaskFileError
 from alto_core.evaluation.bleu import Bleu
@@ -61,7 +61,7 @@ def check_metric(evaluation: EvaluationSection, rows_by_split: Mapping[str, Iter
     Raises:
         TaskFileError: there is nothing to generate from, a reference can never be reached, or something is missing.
     """
-    if evaluation.metric is None:
+    if evaluation.metric is None or evaluation.metric in PREFERENCE_METRICS:
         return
     metric = text_metric(evaluation)
     for split, rows in rows_by_split.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alto_core.config import EvaluationSection
+from alto_core.config import PREFERENCE_METRICS, EvaluationSection
 from alto_core.data.rows import SplitData, TaskData
 from alto_core.domain import RowLosses, Score
 from alto_core.engine.engine import UNTUNED, Engine
@@ -18,6 +18,7 @@ from alto_core.errors import TaskFileError
 from alto_core.evaluation.intervals import loss_standard_error, mean_interval
 from alto_core.evaluation.metrics import text_metric
 from alto_core.evaluation.multiple_choice import choice_rows, chosen
+from alto_core.evaluation.preference import pair_scores
 
 MAX_EVAL_TOKENS = 8192
 """Tokens of one pass; changes speed and memory, not the numbers."""
@@ -108,6 +109,8 @@ def evaluate_adapters(
         answers = _choose(engine, split, names, evaluation.choices or (), codec)
         wanted = [reference.strip() for reference in references]
         scores = [tuple(float(a == b) for a, b in zip(given, wanted, strict=True)) for given in answers]
+    elif evaluation.metric in PREFERENCE_METRICS:
+        scores = [pair_scores(losses[name], evaluation.metric) for name in names]
     return tuple(
         SplitResult(
             job_id=job_id,

@@ -68,9 +68,12 @@ class Outbox:
         """Send optimizer steps, by run id, those of a run one after the other."""
         with self._lock:
             messages = self._logbook.steps(records)
+            measures: list[Message] = []
             for run_id, of_run in records.items():
                 self._curves.note_steps(run_id, of_run[-1].step)
-            self.put(messages)
+                for record in (record for record in of_run if record.measures):
+                    measures += self._logbook.values(run_id, record.step, record.measures)
+            self.put([*messages, *measures])
 
     def put_values(self, run_id: str, step: int, values: Mapping[str, float]) -> None:
         """Send metrics of a run at a step."""
@@ -82,7 +85,8 @@ class Outbox:
         with self._lock:
             messages: list[Message] = []
             for run_id, evaluation in evaluations:
-                values = {VAL_LOSS: evaluation.val_loss, **self._logbook.sums(run_id, evaluation.step)}
+                sums = self._logbook.sums(run_id, evaluation.step)
+                values = {VAL_LOSS: evaluation.val_loss, **evaluation.measures, **sums}
                 messages += self._logbook.values(run_id, evaluation.step, values)
             self.put(messages)
 

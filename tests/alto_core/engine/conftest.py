@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ import torch
 import transformers
 
 from alto_core.config import ModelSection
-from alto_core.data.rows import TokenRow
+from alto_core.data.rows import PairRow, TokenRow
 from alto_core.domain import JobBudget, LoraJob, StepRecord
 from alto_core.engine.backbone import Backbone, load_backbone, release_backbone
-from alto_core.engine.engine import Engine
+from alto_core.engine.engine import UNTUNED, Engine
+from alto_core.engine.preference_objective import PreferenceObjective
+from alto_core.preference import PreferenceOptions
 
 VOCABULARY = 96
 SMALL: dict[str, Any] = {
@@ -125,6 +129,48 @@ class Tiny:
             mask = tuple(position >= start for position in range(length))
             rows.append(TokenRow(row_id=i, origin=f"rows:{i}", token_ids=token_ids, label_mask=mask))
         return rows
+
+    def pairs(self, count: int, *, seed: int = 0) -> list[PairRow]:
+        """Random preference pairs with prompts and answers of uneven length."""
+        draw = random.Random(seed)
+        pairs = []
+        for i in range(count):
+            prompt, chosen, rejected = draw.randint(1, 8), draw.randint(1, 6), draw.randint(1, 6)
+            pairs.append(
+                PairRow(
+                    row_id=i,
+                    origin=f"pairs:{i}",
+                    token_ids=tuple(draw.randrange(3, VOCABULARY) for _ in range(prompt + chosen + rejected)),
+                    label_mask=(False,) * prompt + (True,) * (chosen + rejected),
+                    prompt_length=prompt,
+                    rejected_start=prompt + chosen,
+                )
+            )
+        return pairs
+
+    @contextmanager
+    def preferring(
+        self,
+        pairs: Sequence[PairRow],
+        options: PreferenceOptions | None = None,
+        *,
+        family: str = "llama",
+        share_prompts: bool = True,
+        backbone: Backbone | None = None,
+        **changes: Any,
+    ) -> Iterator[Engine]:
+        """An engine whose jobs prefer, with the reference of some pairs measured."""
+        reference: dict[int, tuple[float, float]] = {}
+        backbone = backbone or self.backbone(family)
+        sizes = {"target_modules": self.targets(family), "num_slots": 6, "rank_rows": 80, **changes}
+        with Engine(
+            dataclasses.replace(backbone, shares_prompts=backbone.shares_prompts and share_prompts),
+            objective=PreferenceObjective(options or PreferenceOptions(), reference, beta=0.1),
+            **sizes,
+        ) as engine:
+            sums = engine.side_losses(UNTUNED, pairs, max_tokens=10**9).tolist()
+            reference.update({pair.row_id: (a, b) for pair, (a, b) in zip(pairs, sums, strict=True)})
+            yield engine
 
     def batch(self, job: LoraJob, step: int, rows: list[TokenRow]) -> list[TokenRow]:
         """The job's rows of one update, going round."""
