@@ -9,6 +9,7 @@ is delivered as well.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -59,7 +60,7 @@ def take_back() -> tuple[Finding, ...]:
     run_ids = [e.flow_run_id for e in queue.entries(QueueState.CLAIMED, QueueState.RUNNING) if e.flow_run_id]
     queue.close()
     findings = recover(settings, ended_flow_runs=_ended(run_ids))
-    mark_crashed(findings)
+    tell_prefect(findings)
     return findings
 
 
@@ -68,7 +69,7 @@ def sweep() -> tuple[Finding, ...]:
     settings = load_settings()
     findings = take_back()
     dead = end_dead_tasks(settings)
-    mark_crashed(dead)
+    tell_prefect(dead)
     queue = Queue(settings)
     with get_client(sync_client=True) as client:
         for run in _open_runs(client):
@@ -79,13 +80,22 @@ def sweep() -> tuple[Finding, ...]:
     return (*findings, *dead)
 
 
-def mark_crashed(findings: Sequence[Finding]) -> None:
-    """Tell Prefect of the flow runs that were found dead. Where nothing was found it is not asked."""
-    dead = {UUID(finding.flow_run_id): finding.text for finding in findings if finding.flow_run_id}
-    if dead:
-        with get_client(sync_client=True) as client:
-            for run_id, why in dead.items():
-                _mark_crashed(client, run_id, why)
+def tell_prefect(findings: Sequence[Finding]) -> None:
+    """Mark the flow runs that were found dead. Where nothing was found Prefect is not asked."""
+    for finding in findings:
+        if finding.flow_run_id is not None:
+            with contextlib.suppress(ObjectNotFound):  # of another Prefect, or deleted
+                mark_crashed(finding.flow_run_id, finding.text)
+
+
+def mark_crashed(run_id: str, why: str) -> None:
+    """Mark a flow run that died without a word, its stages, and the flow run that it is a part of.
+
+    Raises:
+        ObjectNotFound: this Prefect has no such flow run.
+    """
+    with get_client(sync_client=True) as client:
+        _mark_crashed(client, UUID(run_id), why)
 
 
 def _ended(run_ids: list[str]) -> dict[str, str]:
@@ -125,11 +135,7 @@ def _why_over(run: FlowRun, queue: Queue, settings: Settings) -> str | None:
 
 
 def _mark_crashed(client: SyncPrefectClient, run_id: UUID, why: str) -> None:
-    """The flow run, its stages, and the flow run that it is a part of."""
-    try:
-        run = client.read_flow_run(run_id)
-    except ObjectNotFound:
-        return  # of another Prefect, or deleted
+    run = client.read_flow_run(run_id)
     if run.state is None or not run.state.is_final():
         client.set_flow_run_state(run_id, Crashed(message=why), force=True)
     is_open = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))

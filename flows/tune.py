@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -17,12 +18,11 @@ import pandas as pd
 from prefect import State, flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.exceptions import CancelledRun, PrefectException
+from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus
-from alto_core.cluster.recovery import Finding
 from alto_core.config import TuningTask, load_task
 from alto_core.domain import Score, StopRequest, TaskState
 from alto_core.errors import StoreError
@@ -85,7 +85,7 @@ def _is_cancelled_in_prefect() -> bool:
 def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str | State[str]:
     try:
         with running(task_id, patience_seconds=patience_seconds) as workspace:
-            _close_dead_run(task_id, workspace.store.task(task_id).flow_run_id)
+            _close_dead_run(workspace.store.task(task_id).flow_run_id)
             workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)
             revision = workspace.revision
             num_slots = profile(task_id, revision)
@@ -100,11 +100,11 @@ def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str |
     return registered
 
 
-def _close_dead_run(task_id: str, flow_run_id: str | None) -> None:
+def _close_dead_run(flow_run_id: str | None) -> None:
     """A run that was killed stays Running in Prefect until it is told that its task goes on in another one."""
     if flow_run_id not in (None, str(flow_run.id)):
-        text = f"its process is gone; the task goes on in flow run {flow_run.id}"
-        mark_crashed([Finding(text=text, task_id=task_id, flow_run_id=flow_run_id)])
+        with contextlib.suppress(ObjectNotFound):  # it was another server's
+            mark_crashed(flow_run_id, f"its process is gone; the task goes on in flow run {flow_run.id}")
 
 
 @flow(name="tune file", flow_run_name="tune {task_file}")

@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:

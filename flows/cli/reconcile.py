@@ -24,9 +24,9 @@ def run_reconcile(*, as_json: bool) -> None:
 
             findings = (*recover(settings), *end_dead_tasks(settings))
             if any(finding.flow_run_id for finding in findings):
-                from flows.reconcile import mark_crashed
+                from flows.reconcile import tell_prefect
 
-                mark_crashed(findings)
+                tell_prefect(findings)
         else:
             from flows.reconcile import sweep
 

@@ -53,11 +53,11 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
     task_id = store.new_task_id(task.name)
 
     def run() -> None:
-        from flows.reconcile import mark_crashed
+        from flows.reconcile import tell_prefect
         from flows.tune import tune
 
         with _ended(store, task_id):
-            mark_crashed(end_dead_tasks(settings))
+            tell_prefect(end_dead_tasks(settings))
             tune(task, task_id=task_id, task_file=file)
 
     run_shown(run, Watcher(store, task_id), settings, as_json=as_json, plain=plain)

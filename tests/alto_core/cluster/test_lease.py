@@ -129,6 +129,19 @@ def test_a_run_that_asks_nothing_is_interrupted_when_its_grace_is_over(
     assert len(free_gpus(settings)) == 4
 
 
+def test_a_run_that_gets_sigterm_makes_room_at_once(
+    settings: Settings, queue: Queue, submit: Submit, hold: Start
+) -> None:
+    submit("demo-1")
+    process = hold("demo-1", 0)
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert (output, process.returncode) == ("asked to preempt\n", 0)
+    assert queue.entry("demo-1").state is QueueState.WAITING
+    assert Store(settings).task("demo-1").state is TaskState.QUEUED
+    assert len(free_gpus(settings)) == 4
+
+
 SLOW_INTERRUPT = """
 import signal, sys, threading, time
 from alto_core.cluster import lease
@@ -140,7 +153,10 @@ decided, send = threading.Event(), signal.pthread_kill
 
 def send_late(thread: int, number: int) -> None:
     decided.set()
-    time.sleep(0.5)
+    keeper = threading.current_thread()
+    while not keeper._closing:  # until the block is being left
+        time.sleep(0.01)
+    time.sleep(0.3)
     send(thread, number)
 
 lease.signal.pthread_kill = send_late
