@@ -47,6 +47,7 @@ CUT_SECONDS = 1.0
 """Between checkpoints in the kill runs, so that a run of some seconds has many."""
 LIMIT_SECONDS = 600
 KILLS_PER_TASK = 5
+RESULTS_OF_KILLS = RESULTS.parent / "faults_kills.csv"
 COLUMNS = (
     "kill",
     "task",
@@ -67,26 +68,27 @@ def main() -> int:
     kills.add_argument("--count", type=int, default=40)
     kills.add_argument("--seed", type=int, default=0)
     kills.add_argument("--core", action="store_true")
+    kills.add_argument("--add", action="store_true", help="to the kills of an earlier run in faults_kills.csv")
     kills.add_argument("--folder", type=Path, help="keep the homes of runs that were not equal here")
     commands.add_parser("checkpoints").add_argument("folder", type=Path)
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ALTO_DEVICE": "cpu"}
     with tempfile.TemporaryDirectory(prefix="alto-faults-", ignore_cleanup_errors=True) as folder:
         if given.command == "kills":
-            return kill_runs(given.folder or Path(folder), given.count, given.seed, core=given.core)
+            return kill_runs(given.folder or Path(folder), given.count, given.seed, core=given.core, add=given.add)
         return checkpoint_share(Path(folder), given.folder)
 
 
-def kill_runs(folder: Path, count: int, seed: int, *, core: bool) -> int:
+def kill_runs(folder: Path, count: int, seed: int, *, core: bool, add: bool) -> int:
     os.environ |= {"ALTO_CHECKPOINT_SECONDS": str(CUT_SECONDS), "ALTO_HOME": str(folder / "first")}
     os.environ |= {"PREFECT_LOGGING_LEVEL": "ERROR", "MLFLOW_LOGGING_LEVEL": "ERROR"}
     task_file = write_task(folder)
-    rows: list[dict[str, Any]] = []
+    rows = read_rows() if add else []
     with contextlib.nullcontext() if core else prefect_server(folder):
         runs, draw = Runs(folder, task_file, core=core), random.Random(seed)
         expected = runs.unbroken("unbroken")
         assert expected["exit status"] == 0, f"the unbroken run failed, see {folder / 'unbroken' / 'log.txt'}"
-        for number in range(1, count + 1):
+        for number in range(len(rows) + 1, 2 * count + 1):
             if len(rows) == count:
                 break
             name = f"task-{number}"
@@ -106,8 +108,13 @@ def kill_runs(folder: Path, count: int, seed: int, *, core: bool) -> int:
     return int(equal < len(rows))
 
 
+def read_rows() -> list[dict[str, Any]]:
+    with RESULTS_OF_KILLS.open(newline="", encoding="utf-8") as source:
+        return [{**row, "equal": row["equal"] == "True"} for row in csv.DictReader(source)]
+
+
 def write_rows(rows: list[dict[str, Any]]) -> None:
-    with (RESULTS.parent / "faults_kills.csv").open("w", newline="", encoding="utf-8") as out:
+    with RESULTS_OF_KILLS.open("w", newline="", encoding="utf-8") as out:
         writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -194,6 +201,8 @@ class Runs:
             if status != -signal.SIGKILL:
                 return kills, self.outcome(name, status)
             kills.append({"stage": self._last_stage(name), "delay_seconds": f"{delay:.2f}", **self._progress(name)})
+            if self._is_over(name):
+                return kills, self.outcome(name, 0)  # killed while it exited: `alto resume` would refuse
             child = self._start(name, "resume")
         return kills, self.outcome(name, _wait(child))
 
@@ -314,6 +323,10 @@ class Runs:
         begun = [(text, at) for kind, text, at in times if kind == "stage"]
         ends = [at for _, at in begun[1:]] + [max((at for *_, at in times), default=0.0)]
         return {stage: (at, end) for (stage, at), end in zip(begun, ends, strict=False)}
+
+    def _is_over(self, name: str) -> bool:
+        query = "SELECT COUNT(*) FROM alto_task WHERE state = 'finished' AND report_path IS NOT NULL"
+        return bool(self._query(name, "store.db", query)[0][0])
 
     def _last_event(self, name: str) -> int:
         return int(self._query(name, "store.db", "SELECT MAX(event_id) FROM alto_event")[0][0] or 0)

@@ -284,7 +284,7 @@ class Engine:
         adapters = [self._adapter(job_id) for job_id in job_ids]
         sums = side_losses(self._runner, adapters, rows, max_tokens=max_tokens)
         return {
-            job_id: self._runner.objective.row_losses(adapter and adapter.job, rows, of_adapter)
+            job_id: self._runner.objective.row_losses(None if adapter is None else adapter.job, rows, of_adapter)
             for job_id, adapter, of_adapter in zip(job_ids, adapters, sums, strict=True)
         }
 

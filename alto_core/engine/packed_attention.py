@@ -124,14 +124,16 @@ def shares_prompts(device: torch.device, dtype: torch.dtype) -> bool:
     places = key_places((prompt + chosen, rejected), (0, prompt))
     source_K, own_T, again_T = (torch.from_numpy(x).to(device) for x in (places.source_K, places.own_T, places.again_T))
     x_3HTD = torch.randn(3, 2, len(places.own_T), 64, generator=draw).to(device, dtype).requires_grad_(True)
+    query, key, value = x_3HTD.unbind()
     shared = SharedKeys(source_K, own_T, again_T, torch.from_numpy(places.offsets_N1).to(device))
     offsets = torch.tensor([0, prompt + chosen, len(places.own_T)], dtype=torch.int32, device=device)
     plain = torch.tensor([0, *itertools.accumulate(written_out)], dtype=torch.int32, device=device)
     try:
-        out_THD = RaggedRows(offsets, max(written_out), shared).attend(*x_3HTD, None, None)
+        out_THD = RaggedRows(offsets, max(written_out), shared).attend(query, key, value, None, None)
     except RuntimeError:  # this release's way to say that it takes no such rows
         return False
-    expected_THD = RaggedRows(plain, max(written_out)).attend(*x_3HTD.index_select(2, source_K), None, None)
+    query, key, value = x_3HTD.index_select(2, source_K).unbind()
+    expected_THD = RaggedRows(plain, max(written_out)).attend(query, key, value, None, None)
     expected_THD = expected_THD.index_select(0, own_T)
     (gradient,) = torch.autograd.grad(out_THD.float().square().sum(), x_3HTD)
     (expected_gradient,) = torch.autograd.grad(expected_THD.float().square().sum(), x_3HTD)
