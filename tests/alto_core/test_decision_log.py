@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from alto_core.decision_log import FILE_NAME, DecisionLog, GateLogEntry, exit_entry
-from alto_core.domain import GateDecision, GateEntry, JobState, Verdict
+from alto_core.domain import CurveSource, GateDecision, GateEntry, JobState, Verdict
 
 
 def verdict(job_id: str, state: JobState, step: int) -> Verdict:
@@ -51,15 +51,16 @@ def test_a_gate_is_found_again_whole_or_not_at_all(tmp_path: Path) -> None:
     )
     verdicts = tuple(verdict(job_id, JobState.UNDERPERFORMING, 2) for job_id in "bc")
     decision = GateDecision(entries=entries, verdicts=verdicts)
+    steps, sources = dict.fromkeys("abc", 40), dict.fromkeys("abc", CurveSource.MLFLOW)
     log = DecisionLog(tmp_path)
-    log.add_gate("guarded", 0.05, decision, dict.fromkeys("abc", 40))
+    log.add_gate("guarded", 0.05, decision, steps, sources)
     assert DecisionLog(tmp_path).gate_at(0.05) == decision
     assert log.gate_at(0.2) is None
     content = (tmp_path / FILE_NAME).read_bytes()
     for length in range(len(content)):
         (tmp_path / FILE_NAME).write_bytes(content[:length])
         assert DecisionLog(tmp_path).gate_at(0.05) is None
-    DecisionLog(tmp_path).add_gate("guarded", 0.05, decision, dict.fromkeys("abc", 40))
+    DecisionLog(tmp_path).add_gate("guarded", 0.05, decision, steps, sources)
     assert DecisionLog(tmp_path).gate_at(0.05) == decision
     assert len(DecisionLog(tmp_path).read()) == 3
 
