@@ -59,6 +59,18 @@ def create_version(
     )
 
 
+def remove_leftovers(connection: Connection, *, name: str, experiment_id: str, run_id: str) -> None:
+    """Remove logged models of a run that has no version yet: their maker was killed before it came to that.
+
+    Raises:
+        TrackingError: MLflow refused.
+    """
+    client, call = connection.client, connection.call
+    for model in call("find logged models", client.search_logged_models, [experiment_id], f"name = '{name}'"):
+        if model.source_run_id == run_id:
+            call("remove a half-made logged model", client.delete_logged_model, model.model_id)
+
+
 def _create_registered_model(connection: Connection, name: str, owner: str | None) -> None:
     try:
         connection.client.create_registered_model(name)

@@ -23,7 +23,7 @@ from alto_core.ownership import Person
 from alto_core.tracking.adapters import adapter_digest, adapter_files
 from alto_core.tracking.connection import Connection, timed
 from alto_core.tracking.description import as_tags
-from alto_core.tracking.model_versions import create_version
+from alto_core.tracking.model_versions import create_version, remove_leftovers
 from alto_core.tracking.packaging import ServingFacts
 
 CHAMPION = "champion"
@@ -92,6 +92,8 @@ class Registry:
         all_tags = {**tags, DIGEST_TAG: adapter_digest(adapter_files(folder))}
         with self._connection.exclusive():
             versions = self._versions(name)
+            if not any(v.run_id == run_id for v in versions):
+                remove_leftovers(self._connection, name=name, experiment_id=experiment_id, run_id=run_id)
             same = [v for v in versions if v.run_id == run_id and v.tags.get(DIGEST_TAG) == all_tags[DIGEST_TAG]]
             number = int(
                 same[0].version

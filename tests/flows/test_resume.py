@@ -56,7 +56,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, BaseException], N
 def told(result: TuneResult) -> tuple[object, ...]:
     """What must be equal: leaderboard, winner, scores, and every point of every job, each once."""
     columns = ["job_id", "state", "step", "gate_rank", "best_val_loss"]
-    board = result.leaderboard[columns].fillna("none").values.tolist()
+    board = [list(map(repr, row)) for row in result.leaderboard[columns].itertuples(index=False)]
     client = MlflowClient(load_settings().mlflow_tracking_uri)
     runs = Tracker(load_settings()).task_runs(result.task_id)
     points = {}

@@ -39,6 +39,21 @@ def registry(tracker: Tracker) -> Registry:
     return tracker.registry
 
 
+def test_what_a_killed_registration_left_behind_is_removed(
+    tracker: Tracker, registry: Registry, open_runs: Any, adapter: Path
+) -> None:
+    """K6: registered once, and no logged model stays half made; another job's is not touched."""
+    runs, (a, b) = open_runs(2)
+    client = registry._connection.client
+    for job_id in (a, b):
+        client.create_logged_model(runs.experiment_id, name="demo", source_run_id=runs.job_run_ids[job_id])
+    assert register(runs, a, adapter).version == 1
+    assert register(runs, a, adapter).version == 1
+    left = client.search_logged_models([runs.experiment_id])
+    states = sorted((model.source_run_id == runs.job_run_ids[a], model.status.value) for model in left)
+    assert states == [(False, "PENDING"), (True, "READY")]
+
+
 def test_the_first_version_is_champion_and_the_next_challenger(
     tracker: Tracker, registry: Registry, open_runs: Any, adapter: Path, tmp_path: Path
 ) -> None:
