@@ -7,6 +7,8 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
 
 from alto_core.config import GridSpace, ListedJob, ListSpace, LogRange, RandomSpace
 from alto_core.domain import LoraJob
@@ -14,7 +16,11 @@ from alto_core.errors import TaskFileError
 
 ALL_LINEAR = "all-linear"
 DEFAULT_ALPHA_OVER_RANK = 2.0
+MAX_COMBINATIONS = 10_000
+"""Of one space: more jobs than any cluster trains, and laying them all out must not take minutes."""
 MAX_DRAWS_PER_JOB = 1000
+MAX_DRAWS = 1_000_000
+"""Of one search, within seconds, however many jobs it asks for."""
 
 
 def expand_search_space(
@@ -42,7 +48,18 @@ def expand_search_space(
                     f"search_space.jobs[{i}]", got=f"the same as jobs[{first}]", expected="a job of its own"
                 )
         return tuple(dataclasses.replace(job, beta=beta) for job in jobs for beta in betas)
+    rates = [0.0] if isinstance(space.learning_rate, LogRange) else space.learning_rate
+    num_combinations = math.prod(map(len, _dimensions(space, rates, all_linear, betas)))
+    if num_combinations > MAX_COMBINATIONS:
+        raise TaskFileError(
+            "search_space",
+            got=f"{num_combinations} combinations of its values",
+            expected=f"at most {MAX_COMBINATIONS}",
+            hint="Leave values out.",
+        )
     if isinstance(space, RandomSpace):
+        if not isinstance(space.learning_rate, LogRange) and space.num_jobs > num_combinations:
+            raise _too_few(space, num_combinations)
         return _random_jobs(space, all_linear, betas)
     assert not isinstance(space.learning_rate, LogRange)
     return tuple(_combinations(space, space.learning_rate, all_linear, betas))
@@ -54,19 +71,7 @@ def _combinations(
     all_linear: tuple[str, ...],
     betas: Sequence[float | None],
 ) -> Iterator[LoraJob]:
-    dimensions = itertools.product(
-        learning_rates,
-        space.lora_rank,
-        space.adapter_batch_size,
-        _alpha_choices(space.lora_alpha, space.alpha_over_rank),
-        space.dropout,
-        space.weight_decay,
-        space.gradient_accumulation,
-        space.use_rslora,
-        space.lr_schedule,
-        _module_choices(space.target_modules, all_linear),
-        betas,
-    )
+    dimensions = itertools.product(*_dimensions(space, learning_rates, all_linear, betas))
     for rate, lora_rank, batch_size, (
         alpha,
         over_rank,
@@ -89,25 +94,55 @@ def _combinations(
         )
 
 
+def _dimensions(
+    space: GridSpace | RandomSpace,
+    learning_rates: Sequence[float],
+    all_linear: tuple[str, ...],
+    betas: Sequence[float | None],
+) -> tuple[Sequence[Any], ...]:
+    """The values of each dimension."""
+    return (
+        learning_rates,
+        space.lora_rank,
+        space.adapter_batch_size,
+        _alpha_choices(space.lora_alpha, space.alpha_over_rank),
+        space.dropout,
+        space.weight_decay,
+        space.gradient_accumulation,
+        space.use_rslora,
+        space.lr_schedule,
+        _module_choices(space.target_modules, all_linear),
+        betas,
+    )
+
+
 def _random_jobs(space: RandomSpace, all_linear: tuple[str, ...], betas: Sequence[float | None]) -> tuple[LoraJob, ...]:
     """Draw until `num_jobs` distinct jobs are found. Each draw picks one value per dimension."""
     draw = random.Random(space.search_seed)  # noqa: S311 - a search, not a secret
     jobs: dict[str, LoraJob] = {}
-    for _ in range(space.num_jobs * MAX_DRAWS_PER_JOB):
+
+    @lru_cache(maxsize=64)
+    def options(rate: float) -> list[tuple[str, LoraJob]]:
+        return [(job.job_id, job) for job in _combinations(space, [rate], all_linear, betas)]
+
+    for _ in range(min(space.num_jobs * MAX_DRAWS_PER_JOB, MAX_DRAWS)):
         if len(jobs) == space.num_jobs:
             break
         rate = _draw_rate(draw, space.learning_rate)
-        options = list(_combinations(space, [rate], all_linear, betas))
-        job = draw.choice(options)
-        jobs.setdefault(job.job_id, job)
+        job_id, job = draw.choice(options(rate))
+        jobs.setdefault(job_id, job)
     if len(jobs) < space.num_jobs:
-        raise TaskFileError(
-            "search_space.num_jobs",
-            got=str(space.num_jobs),
-            expected=f"at most {len(jobs)}, the distinct jobs of this space",
-            hint="Add values, or ask for fewer jobs.",
-        )
+        raise _too_few(space, len(jobs))
     return tuple(jobs.values())
+
+
+def _too_few(space: RandomSpace, num_distinct: int) -> TaskFileError:
+    return TaskFileError(
+        "search_space.num_jobs",
+        got=str(space.num_jobs),
+        expected=f"at most {num_distinct}, the distinct jobs of this space",
+        hint="Add values, or ask for fewer jobs.",
+    )
 
 
 def _draw_rate(draw: random.Random, rates: list[float] | LogRange) -> float:

@@ -49,8 +49,6 @@ def test_an_audit_without_a_network_says_so() -> None:
     nowhere = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), "http://127.0.0.1:9")
     done = _make("audit", **nowhere, NO_PROXY="", no_proxy="")
     assert done.returncode != 0
-    assert (
-        "make audit asks pypi.org, which gives no answer here (mirrors do not either): run it on a machine with a network."
-        in done.stderr
-    )
+    assert "make audit asks pypi.org, which gives no answer here" in done.stderr
+    assert "run it on a machine with a network" in done.stderr
     assert "Traceback" not in done.stderr

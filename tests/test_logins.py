@@ -40,7 +40,7 @@ PAGE = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
 PASSWORDS = {"admin": "admin-password/1", "alice": "alice-p@ss:word", "bob": "bob-password-1"}
 PREFECT_LOGIN = "alto:prefect-pass-word"
 HUB_TOKEN = "hf_NotARealTokenButLongEnough"
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("logins")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("logins"), pytest.mark.timeout(1500)]
 
 
 @dataclass
@@ -213,7 +213,7 @@ def test_one_task_behind_logins_and_tls_shows_no_secret_and_calls_nobody(
         "HF_TOKEN": HUB_TOKEN,
     }
     words = [sys.executable, "-c", "from flows.cli.app import main; main()", "tune", "task.yaml", "--plain"]
-    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert servers.refused == ""
 

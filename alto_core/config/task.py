@@ -100,11 +100,11 @@ class DataSection(Section):
 class BudgetSection(Section):
     """How long a job trains when nothing ends it, and how often it is looked at."""
 
-    epochs: Positive | None = None
+    epochs: Annotated[Positive, Field(le=1e6)] | None = None
     """Passes over the training rows."""
-    steps: Count | None = None
+    steps: Annotated[Count, Field(le=10**9)] | None = None
     """Optimizer steps of every job, instead of `epochs`."""
-    eval_interval_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+    eval_interval_fraction: Annotated[float, Field(ge=1e-4, le=1)] = 0.01
     """Share of a job's own steps between two evaluations."""
     gate_warmup_fraction: OpenFraction = 0.05
     """Share of a job's own steps before the gate."""

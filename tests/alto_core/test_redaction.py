@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alto_core.budget import job_budget
-from alto_core.config import TuningTask
+from alto_core.config import TuningTask, parse_task
 from alto_core.domain import JobState, LoraJob, TaskState
 from alto_core.errors import DataError, TaskFileError
 from alto_core.redaction import has_login, without_secrets
@@ -110,3 +110,25 @@ def test_logins_leave_the_addresses_of_servers(tmp_path: Path) -> None:
         "PREFECT_API_AUTH_STRING": "alto:word",
     }
     assert all(secret not in repr(settings) for secret in ("p@ss", "word", "pw@"))
+
+
+@pytest.mark.parametrize("field", ["model.name", "data.source", "init_adapter"])
+def test_a_login_in_a_task_file_is_refused_and_not_repeated(field: str) -> None:
+    content = {
+        "name": "a",
+        "model": {"name": "m"},
+        "data": {"source": "x.jsonl"},
+        "search_space": {"learning_rate": 1e-3, "lora_rank": 4},
+        "budget": {"steps": 1},
+    }
+    section, _, name = field.rpartition(".")
+    (content[section] if section else content)[name] = "https://me:pw-12345@host/x"  # type: ignore[index]
+    with pytest.raises(TaskFileError, match=f"{field}: got .*no user or password inside an address") as caught:
+        parse_task(content)
+    assert "pw-12345" not in str(caught.value)
+
+
+def test_a_key_for_a_token_is_unknown_and_its_value_is_not_repeated() -> None:
+    with pytest.raises(TaskFileError, match=r"model\.hub_token: got an unknown key") as caught:
+        parse_task({"name": "a", "model": {"name": "m", "hub_token": "hf_secret"}})
+    assert "hf_secret" not in str(caught.value)

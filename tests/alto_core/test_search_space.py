@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -84,3 +85,22 @@ def test_a_list_is_taken_as_it_stands_and_repetition_is_refused() -> None:
     assert [(job.lora_rank, job.lora_alpha) for job in jobs] == [(8, 16), (16, 16)]
     with pytest.raises(TaskFileError, match=r"jobs\[1\]: got the same as jobs\[0\]"):
         jobs_of(strategy="list", jobs=[listed, listed])
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"num_jobs": 10**9}, "num_jobs: got 1000000000, expected at most 2"),
+        ({"num_jobs": 50, "learning_rate": {"min": 1.0, "max": 1.001}}, "num_jobs: got 50, expected at most 1"),
+        (
+            {"num_jobs": 5, "adapter_batch_size": list(range(1, 129)), "lora_rank": list(range(1, 129))},
+            "search_space: got 32768 combinations of its values, expected at most 10000",
+        ),
+    ],
+    ids=["more than there are", "a range with one value", "too many"],
+)
+def test_a_space_that_would_take_for_ever_is_refused_at_once(space: dict[str, Any], message: str) -> None:
+    started = time.process_time()
+    with pytest.raises(TaskFileError, match=message):
+        jobs_of(**{"strategy": "random", "learning_rate": [1e-3, 1e-2], "lora_rank": 4, **space})
+    assert time.process_time() - started < 10
