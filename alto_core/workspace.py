@@ -265,7 +265,11 @@ class Workspace:
             recomputed=self.task.activation_checkpointing,
             cuda_graph=self.settings.cuda_graph,
         )
-        self.measure_references(engine)
+        try:
+            self.measure_references(engine)
+        except BaseException:
+            engine.close()
+            raise
         return engine
 
     def objective(self) -> Objective | None:

@@ -5,7 +5,7 @@
 
 The model lies in a folder as the hub has it, the pairs in JSON lines of `prompt`, `chosen`, `rejected`;
 examples/prepare_quickstart.py and examples/prepare_preferences.py write such. Sixty jobs: five learning rates, ranks
-16/32/64, 2 to 16 pairs a step, one epoch.
+16/32/64, 2 to 16 pairs a step, one epoch. Parts may be measured one by one (--parts); smaller settings run on a CPU.
 
 sequential  PEFT and torch, as a user writes it: a policy pass and a pass with the adapter off for the reference, whole
             logits, fused AdamW; eager, and from a CUDA graph with every batch padded to the longest answer. Timed at
@@ -27,17 +27,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.sequential_dpo import BETA, TARGETS, seconds_of, steps_of, time_sequential
+
 PARTS = ("sequential", "batched", "quality")
 RATES, RANKS, BATCHES = (1e-5, 5e-5, 2e-4, 3e-4, 5e-4), (16, 32, 64), (2, 4, 8, 16)
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-BETA = 0.1
 GATE = 0.05
 PRESETS = {"none": "without_exit", "guarded": "with_exit"}
 EVAL_TOKENS = 16384
@@ -141,7 +141,7 @@ def measure(setting: Setting, parts: Sequence[str], out: Path) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     data = load_pairs(setting)
-    found: dict[str, float] = {}
+    found = earlier(setting, out)
     for part in parts:
         started = time.perf_counter()
         match part:
@@ -152,7 +152,7 @@ def measure(setting: Setting, parts: Sequence[str], out: Path) -> None:
             case "quality":
                 found |= whole_runs(setting, data)
         print(f"{part}: {time.perf_counter() - started:.0f} s", flush=True)
-        content = {**environment(), "bars": bars(found), "found": found}
+        content = {**environment(), "bars": bars(found), "setting": repr(setting), "found": found}
         (out / "dpo.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
         with (out / "dpo.csv").open("w", newline="", encoding="utf-8") as target:
             writer = csv.writer(target, lineterminator="\n")
@@ -164,6 +164,13 @@ def measure(setting: Setting, parts: Sequence[str], out: Path) -> None:
                 )
     for name, value in {**found, **bars(found)}.items():
         print(f"   {name:40s} {value:.6g}", flush=True)
+
+
+def earlier(setting: Setting, out: Path) -> dict[str, float]:
+    """What an earlier call measured of the same setting: parts may be measured one by one."""
+    file = out / "dpo.json"
+    content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return dict(content["found"]) if content.get("setting") == repr(setting) else {}
 
 
 def bars(found: dict[str, float]) -> dict[str, float]:
@@ -200,108 +207,6 @@ def load_pairs(setting: Setting) -> Any:
     data = prepare_data(section, ModelSection(name=str(setting.model.resolve())))
     print(data.report.as_text(), flush=True)
     return data
-
-
-def steps_of(job: Any, data: Any) -> int:
-    return -(-len(data.train.rows) // job.rows_per_update)
-
-
-# Sequential
-
-
-def time_sequential(setting: Setting, data: Any) -> dict[str, float]:
-    """Seconds that all jobs take one after the other, from the time of a step of each batch size."""
-    totals: dict[str, float] = {}
-    found: dict[str, float] = {}
-    rank = sorted({job.lora_rank for job in setting.jobs})[len({job.lora_rank for job in setting.jobs}) // 2]
-    for batch in sorted({job.adapter_batch_size for job in setting.jobs}):
-        steps = sum(steps_of(job, data) for job in setting.jobs if job.adapter_batch_size == batch)
-        for method, seconds in time_one_job(setting, data, rank, batch).items():
-            found[f"sequential_{method}_step_{batch}_seconds"] = seconds
-            totals[method] = totals.get(method, 0.0) + steps * seconds
-    return {**found, **{f"sequential_{method}_seconds": total for method, total in totals.items()}}
-
-
-def time_one_job(setting: Setting, data: Any, rank: int, batch: int) -> dict[str, float]:
-    import peft
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    is_gpu = setting.device == "cuda"
-    dtype = torch.bfloat16 if is_gpu else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(setting.model, dtype=dtype, attn_implementation="sdpa")
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS), task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(model.to(setting.device), config)
-    parameters = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=is_gpu, capturable=is_gpu)
-    rows = data.train.rows
-    batches = [rows[start : start + batch] for start in range(0, max(1, len(rows) - batch), batch)][:16]
-    longest = -(-max(row.longest_side for row in rows) // 8) * 8
-
-    def log_probabilities(ids: Any, mask: Any) -> Any:
-        logits = adapted(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        tokens = torch.log_softmax(logits, -1).gather(2, ids[:, 1:, None])[..., 0]
-        return (tokens * mask[:, 1:]).sum(1)
-
-    def step(ids: Any, mask: Any) -> None:
-        with torch.no_grad(), adapted.disable_adapter():
-            reference = log_probabilities(ids, mask)
-        chosen, rejected = (log_probabilities(ids, mask) - reference).chunk(2)
-        loss = -torch.nn.functional.logsigmoid(BETA * (chosen - rejected)).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-
-    padded = [_padded(part, max(row.longest_side for row in part), setting.device) for part in batches]
-    found = {"eager": seconds_of(lambda i: step(*padded[i % len(padded)]), setting)}
-    if is_gpu:
-        from benchmarks.lora_methods import capture
-
-        static = _padded(batches[0], longest, setting.device)
-        graph = capture(lambda: step(*static))
-        found["graphed"] = seconds_of(lambda _: graph.replay(), setting)
-        graph.reset()
-        del adapted, model
-        torch.cuda.empty_cache()
-    return found
-
-
-def _padded(pairs: Sequence[Any], length: int, device: str) -> tuple[Any, Any]:
-    """Chosen sides, then rejected ones, as ids and answer masks [2 batch, length]."""
-    import torch
-
-    sides = [pair.sides[number] for number in (0, 1) for pair in pairs]
-    ids = torch.zeros(len(sides), length, dtype=torch.long)
-    mask = torch.zeros(len(sides), length)
-    for i, side in enumerate(sides):
-        ids[i, : len(side.token_ids)] = torch.tensor(side.token_ids)
-        mask[i, : len(side.token_ids)] = torch.tensor(side.label_mask).float()
-    return ids.to(device), mask.to(device)
-
-
-def seconds_of(call: Callable[[int], Any], setting: Setting) -> float:
-    """Of one call, the median of three rounds; the calls are given their number."""
-    import torch
-
-    def wait() -> None:
-        if setting.device == "cuda":
-            torch.cuda.synchronize()
-
-    def run(count: int) -> float:
-        wait()
-        started = time.perf_counter()
-        for i in range(count):
-            call(i)
-        wait()
-        return (time.perf_counter() - started) / count
-
-    run(2)
-    count = max(2, round(setting.seconds / 3 / run(2)))
-    return statistics.median(run(count) for _ in range(3))
-
-
-# Ours
 
 
 @contextmanager
