@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -121,13 +122,16 @@ class _Keeper(threading.Thread):
         self._lock = threading.Lock()
         self._closing = False
         self._stop_request: StopRequest | None = None
+        self._was_swallowed = False
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """Inside the block a request to stop raises `TaskStopped` in the main thread when its grace is over.
 
-        So does SIGTERM, at once: the machine wants the process gone, and the task goes on in another one.
+        So does SIGTERM, at once: the machine wants the process gone, and the task goes on in another one. Where Python
+        swallows what is raised, in the clean-up of an object, the keeper interrupts again.
         """
+        report = sys.unraisablehook
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             stop = self._stop_request or (StopRequest.PREEMPT if number == signal.SIGTERM else None)
@@ -135,11 +139,20 @@ class _Keeper(threading.Thread):
                 self._closing = True
                 raise TaskStopped(stop)
 
+        def notice(swallowed: sys.UnraisableHookArgs) -> None:
+            if isinstance(swallowed.exc_value, TaskStopped):
+                self._stop_request, self._was_swallowed = swallowed.exc_value.stop, True
+                self._closing = False
+            else:
+                report(swallowed)
+
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGUSR1, signal.SIGTERM)}
+        sys.unraisablehook = notice
         try:
             yield
         finally:
             self._closing = True
+            sys.unraisablehook = report
             with self._lock:
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # drops one that is on its way
                 for number, handler in before.items():
@@ -175,8 +188,8 @@ class _Keeper(threading.Thread):
             if current.stop is not None:
                 self._stop_request = current.stop
                 asked = asked or now
-                if now - asked >= STOP_GRACE_SECONDS:
-                    self._interrupt()
+            if self._was_swallowed or (asked is not None and now - asked >= STOP_GRACE_SECONDS):
+                self._interrupt()
         queue.close()
 
     def _interrupt(self) -> None:

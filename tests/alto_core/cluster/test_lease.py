@@ -142,6 +142,39 @@ def test_a_run_that_gets_sigterm_makes_room_at_once(
     assert len(free_gpus(settings)) == 4
 
 
+IN_CLEAN_UP = """
+import sys, time
+from alto_core.cluster.lease import held_gpus
+from alto_core.interruption import TaskStopped
+from alto_core.settings import load_settings
+
+class Slow:
+    def __del__(self) -> None:
+        print("holds", flush=True)
+        time.sleep(600)
+
+try:
+    with held_gpus(sys.argv[1], int(sys.argv[2]), load_settings()):
+        Slow()
+        while True:
+            time.sleep(0.05)
+except TaskStopped as stopped:
+    print(stopped, flush=True)
+"""
+
+
+def test_an_interrupt_that_python_swallows_comes_again(
+    settings: Settings, queue: Queue, submit: Submit, hold: Start
+) -> None:
+    """What is raised while an object is cleaned up does not leave its `__del__`."""
+    submit("demo-1")
+    process = hold("demo-1", 0, program=IN_CLEAN_UP)
+    process.terminate()
+    output, _ = process.communicate(timeout=120)
+    assert (output, process.returncode) == ("asked to preempt\n", 0)
+    assert queue.entry("demo-1").state is QueueState.WAITING
+
+
 SLOW_INTERRUPT = """
 import signal, sys, threading, time
 from alto_core.cluster import lease
