@@ -154,16 +154,17 @@ class TaskRuns:
         return self._curves.read(jobs, is_away=self._outbox.is_away)
 
     @timed
-    def settled_curves(self, job_ids: Sequence[str], seconds: float = VERDICT_WAIT_SECONDS) -> dict[str, Curve]:
+    def settled_curves(self, job_ids: Sequence[str], seconds: float | None = None) -> dict[str, Curve]:
         """The curves to decide upon: these jobs' points go to MLflow now, and what it gives back is what counts.
 
         Where MLflow is away or slow the spooled points count, which are the same numbers; see `curve_source`.
 
         Args:
             job_ids: the jobs.
-            seconds: how long MLflow is waited for.
+            seconds: how long MLflow is waited for; None: as long as a verdict does.
         """
-        self._outbox.hurry([self._job(job_id).run_id for job_id in job_ids], seconds)
+        run_ids = [self._job(job_id).run_id for job_id in job_ids]
+        self._outbox.hurry(run_ids, VERDICT_WAIT_SECONDS if seconds is None else seconds)
         return self.read_curves(job_ids)
 
     def curve_source(self, job_id: str) -> CurveSource:

@@ -35,6 +35,18 @@ def test_an_entry_that_is_there_is_not_repeated(tmp_path: Path) -> None:
     assert DecisionLog(tmp_path).read() == (entry,)
 
 
+def test_the_same_decision_on_another_copy_of_the_curve_is_not_repeated(tmp_path: Path) -> None:
+    """The run before decided while MLflow was away."""
+    spooled, read = (
+        exit_entry("paper", verdict("a", JobState.DIVERGING, 3), 40, curve=source)
+        for source in (CurveSource.SPOOL, CurveSource.MLFLOW)
+    )
+    DecisionLog(tmp_path).add([spooled])
+    DecisionLog(tmp_path).add([read])
+    assert DecisionLog(tmp_path).read() == (spooled,)
+    assert json.loads(DecisionLog(tmp_path).as_json())[0]["curve"] == "spool"
+
+
 def test_the_whole_log_is_one_json_array(tmp_path: Path) -> None:
     log = DecisionLog(tmp_path)
     assert json.loads(log.as_json()) == []

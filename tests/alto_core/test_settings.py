@@ -52,3 +52,15 @@ def test_a_login_in_an_address_moves_to_its_own_variables(tmp_path: Path) -> Non
     assert (environ["MLFLOW_TRACKING_USERNAME"], environ["MLFLOW_TRACKING_PASSWORD"]) == ("alice", "p@ss")
     assert environ["PREFECT_API_AUTH_STRING"] == "alto:word"
     assert not settings.logins
+
+
+def test_the_end_of_a_task_waits_as_long_as_it_is_told_to() -> None:
+    assert load_settings({}).tracking_wait_seconds == 300
+    assert load_settings({"ALTO_TRACKING_WAIT_SECONDS": "0"}).tracking_wait_seconds == 0
+
+
+@pytest.mark.parametrize("name", ["ALTO_TRACKING_WAIT_SECONDS", "ALTO_LEASE_SECONDS"])
+@pytest.mark.parametrize("value", ["-1", "soon", "86400", "nan"])
+def test_a_wait_that_is_none_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(TaskFileError, match=f"{name}: got {value}, expected . to 3600 seconds"):
+        load_settings({name: value})

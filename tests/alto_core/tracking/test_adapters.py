@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,25 @@ def test_an_upload_that_did_not_arrive_whole_is_told(
         runs.flush()
     run = tracker._connection.client.get_run(runs.job_run_ids[job_id])
     assert run.info.status == "FAILED"  # it must not look complete
+
+
+def test_an_upload_waits_for_a_full_disk_and_the_jobs_end_waits_for_the_upload(
+    tracker: Tracker, open_runs: Any, adapter: Path, monkeypatch: Any
+) -> None:
+    runs, (job_id,) = open_runs(1)
+    client, run_id = tracker._connection.client, runs.job_run_ids[job_id]
+    upload, seen = client.log_artifacts, list[str]()
+
+    def log_artifacts(*args: Any) -> None:
+        seen.append(client.get_run(run_id).info.status)
+        if len(seen) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        upload(*args)
+
+    monkeypatch.setattr(client, "log_artifacts", log_artifacts)
+    runs.log_adapter(job_id, adapter)
+    runs.set_job_state(job_id, JobState.FINISHED)
+    runs.flush()
+    assert seen == ["RUNNING"] * 3
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert len(client.list_artifacts(run_id, "adapter")) == 2
