@@ -38,6 +38,7 @@ def trained(task: TuningTask, mlflow_uri: str | None) -> Workspace:
     return workspace
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("workspace_home")
 def test_a_task_trains_and_decides_the_same_while_mlflow_is_away(
     tiny_task: Callable[..., TuningTask], empty_database: Path, monkeypatch: pytest.MonkeyPatch
