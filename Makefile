@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # same versions from whatever index it is set up with, a mirror or one with other builds of torch.
 LOCKED_PIP = $(PIP) --no-deps --require-hashes --no-build-isolation
 COMPILE = .venv/tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
-DATABASE := https://pypi.org/pypi/pip/json
+DATABASE := https://pypi.org/pypi/pip/23.0/json
 
 .PHONY: help quickstart test check format lock audit clean uninstall
 
@@ -65,9 +65,9 @@ lock: .venv/tools/bin/uv  ## write requirements.lock anew: the versions of const
 
 audit:  ## ask the public database of vulnerabilities about every pinned version; needs a network
 	@$(PYTHON) -c 'import urllib.request; urllib.request.urlopen("$(DATABASE)", timeout=20)' 2>/dev/null \
-	  || { echo 'make audit asks pypi.org, which gives no answer here: run it on a machine with a network.' >&2; exit 1; }
+	  || { echo 'make audit asks pypi.org, which gives no answer here (mirrors have no such data): run it on a machine with a network.' >&2; exit 1; }
 	@$(MAKE) --no-print-directory .venv/tools/bin/pip-audit
-	@.venv/tools/bin/pip-audit --disable-pip --require-hashes --progress-spinner off -r requirements.lock
+	@.venv/tools/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r requirements.lock
 
 clean:  ## remove caches and the quickstart's inputs; keeps .venv and .alto
 	rm -rf quickstart build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
