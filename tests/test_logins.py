@@ -244,7 +244,9 @@ def test_who_is_not_logged_in_is_refused(
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(TrackingError, match="MLFLOW_TRACKING_USERNAME"):
-        Tracker(load_settings())
+        _ = Tracker(load_settings()).person
+    with pytest.raises(TrackingError, match="MLFLOW_TRACKING_USERNAME"):
+        Tracker(load_settings()).task_runs("nobodys-1")
 
 
 def test_the_proxy_passes_on_only_the_names_that_mlflow_knows(servers: Servers) -> None:

@@ -29,7 +29,7 @@ from alto_core.errors import TrackingError
 from alto_core.ownership import Person
 from alto_core.redaction import without_secrets
 from alto_core.settings import Settings
-from alto_core.tracking.identity import person_of
+from alto_core.tracking.identity import LOGIN_HINT, person_of
 
 PATIENCE_SECONDS = 30.0
 """How long a call is repeated while MLflow is away, busy or locked."""
@@ -167,7 +167,7 @@ class Connection:
             )
         hint = ""
         if isinstance(error, MlflowException) and error.get_http_status_code() == HTTPStatus.UNAUTHORIZED:
-            hint = ". Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            hint = f". {LOGIN_HINT}"
         return TrackingError(f"could not {what}: MLflow at {place} refused it ({told}){hint}")
 
 

@@ -9,11 +9,13 @@ import requests
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 
+from alto_core.errors import TrackingError
 from alto_core.ownership import Person
 
 if TYPE_CHECKING:
     from alto_core.tracking.connection import Connection
 
+LOGIN_HINT = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 CURRENT_USER = "/api/2.0/mlflow/users/current"
 GRANT = "/api/3.0/mlflow/users/permissions/grant"
 
@@ -22,11 +24,13 @@ def person_of(connection: Connection) -> Person:
     """The user of the basic-auth app; nobody where MLflow is a database, or a server without that app.
 
     Raises:
-        TrackingError: MLflow cannot be reached.
+        TrackingError: MLflow cannot be reached, or asks for a login.
     """
     if not connection.is_server:
         return Person()
     response = connection.call("ask who is logged in", _request, connection.uri, CURRENT_USER, "GET")
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        raise TrackingError(f"MLflow at {connection.uri} asks who you are. {LOGIN_HINT}.")
     try:
         user = response.json()["user"]
         return Person(name=str(user["username"]), is_admin=bool(user["is_admin"]))
