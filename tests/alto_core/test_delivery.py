@@ -152,7 +152,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         ("model@latest", "neither `latest`"),
         ("model/9", "find version 9"),
         ("model/one", "expected NAME@ALIAS, NAME/VERSION or NAME"),
-        ("../model@champion", "got no version"),
+        ("../model@champion", "expected 1 to 64 letters"),
     ],
 )
 def test_a_reference_to_nothing_is_told(reference: str, message: str, tmp_path: Path) -> None:
