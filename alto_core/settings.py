@@ -61,13 +61,18 @@ class Settings:
     def artifacts(self) -> Path:
         return self.home / "artifacts"
 
+    @property
+    def tasks_folder(self) -> Path:
+        """Where each task has its folder."""
+        return self.home / "tasks"
+
     def task_folder(self, task_id: str) -> Path:
         """Folder of one task's data summary, checkpoints, adapters and report.
 
         Raises:
             StoreError: the id is none, or a symbolic link leads out of the home.
         """
-        return inside(self.home / "tasks", task_id)
+        return inside(self.tasks_folder, task_id)
 
     def make_home(self) -> None:
         """Make the home where there is none, for its owner alone: it holds rows of data sets, databases and logs."""

@@ -30,7 +30,7 @@ def deliver_left_behind(settings: Settings) -> tuple[LeftBehind, ...]:
     Raises:
         TrackingError: the embedded database cannot be used.
     """
-    waiting = [folder for folder in sorted(settings.task_folder("").glob(f"*/{SPOOL_FOLDER}")) if _waits(folder)]
+    waiting = [folder for folder in sorted(settings.tasks_folder.glob(f"*/{SPOOL_FOLDER}")) if _waits(folder)]
     if not waiting:
         return ()
     connection = Connection(settings)
