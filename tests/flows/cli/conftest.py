@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from alto_core.domain import GateEntry, Interval, JobBudget, JobState, LoraJob, 
 from alto_core.result import GateRecord, RegisteredVersion, TaskResult
 from alto_core.settings import Settings
 from alto_core.store import EventDraft, JobUpdate, Store
+from alto_core.task_lock import held
 from flows.cli.app import app
 
 ENDS = (
@@ -59,8 +60,8 @@ def make_jobs() -> tuple[LoraJob, ...]:
 
 
 @pytest.fixture
-def running_task(settings: Settings, task: TuningTask) -> str:
-    """A task in its warmup: one job has diverged, one has not started."""
+def running_task(settings: Settings, task: TuningTask) -> Iterator[str]:
+    """A task in its warmup, held as by its process: one job has diverged, one has not started."""
     store, jobs = Store(settings), make_jobs()
     task_id = store.new_task_id(task.name)
     budgets = {job.job_id: JobBudget(total_steps=40, warmup_steps=4, eval_steps=(2, 4, 40)) for job in jobs}
@@ -89,7 +90,8 @@ def running_task(settings: Settings, task: TuningTask) -> str:
             EventDraft(kind="news", text="a kind that nobody knows"),
         ],
     )
-    return task_id
+    with held(task_id, settings.task_folder(task_id)):
+        yield task_id
 
 
 @pytest.fixture
