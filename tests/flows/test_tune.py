@@ -89,8 +89,9 @@ def test_a_second_task_of_the_same_file_decides_the_same(tiny_task: Callable[...
     assert first.winner == second.winner
     assert second.registered.version == first.registered.version + 1
     assert second.registered.aliases == ("challenger",)
-    summaries = [a for a in asyncio.run(_artifacts()) if a.key == "summary" and second.task_id in str(a.description)]
-    (summary,) = summaries
+    run_id = Store(load_settings()).task(second.task_id).flow_run_id
+    (summary,) = (a for a in asyncio.run(_artifacts()) if a.key == "summary" and str(a.flow_run_id) == run_id)
+    assert second.task_id in str(summary.description)
     for page in ("runs/", "compare-runs", "artifacts/report.html", "models/tiny"):
         assert "/#/" in summary.data and page in summary.data
 
