@@ -7,6 +7,7 @@ them, so that a cut never names what is not on disk.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -18,8 +19,6 @@ from pathlib import Path
 from alto_core.cuts import Cut, CutLog
 from alto_core.engine.checkpoint import JobSnapshot, fault_of_state, prune, write_snapshot
 
-CHECKPOINT_SECONDS = 60.0
-"""Between two cuts: about what a killed run loses at most."""
 MAX_HELD_SHARE = 0.01
 """Share of the time that steps may be held up by cuts; where copying takes longer, they come less often."""
 MAX_WAITING_BYTES = 2**30
@@ -42,12 +41,10 @@ class Checkpointer:
     Args:
         log: where cuts go; None: states of leaving jobs are written, and no cuts.
         begun: the cut that training goes on from; its states are kept until there are newer ones.
-        interval_seconds: between two cuts.
+        interval_seconds: between two cuts: about what a killed run loses at most.
     """
 
-    def __init__(
-        self, log: CutLog | None = None, *, begun: Cut | None = None, interval_seconds: float = CHECKPOINT_SECONDS
-    ):
+    def __init__(self, log: CutLog | None = None, *, begun: Cut | None = None, interval_seconds: float = math.inf):
         self._log, self._interval = log, interval_seconds
         self._steps_before: Mapping[str, int] = {}
         self._steps: Mapping[str, int] = begun.steps if begun else {}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 
 from alto_core.engine.checkpoint import fault_of_state
 from alto_core.errors import EngineError
+from alto_core.whole_files import whole_file
 
 NUM_KEPT = 2
 _FILE = re.compile(r"cut-(\d{8})\.json")
@@ -90,8 +90,8 @@ class CutLog:
         content = json.dumps(dataclasses.asdict(cut))
         text = json.dumps({"sha256": _digest(content), "cut": content}, indent=1)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(target, text)
+            with whole_file(target) as file:
+                file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise EngineError(
                 f"checkpoint {target}: {len(text)} bytes could not be written ({error}). The one before is as it was. "
@@ -174,17 +174,3 @@ def _number(file: Path) -> int:
 
 def _digest(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _write_whole(target: Path, text: str) -> None:
-    temporary = target.with_name(f".writing-{target.name}")
-    with temporary.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -75,7 +75,8 @@ class DecisionLog:
 
         One that is there already is not repeated, wherever its curve was read from.
         """
-        there, decided = self._lines(), {_decision(entry) for entry in self.read()}
+        there = self._lines()
+        decided = {_decision(_entry(json.loads(line))) for line in there}
         fresh = [entry for entry in entries if _decision(entry) not in decided]
         new = [json.dumps(_plain(entry), allow_nan=False) for entry in fresh]
         if new:

@@ -20,11 +20,11 @@ from alto_core.engine.engine import UNTUNED, Engine
 from alto_core.engine.export import CONFIG, WEIGHTS, adapter_job, pad_rank, read_tensors
 from alto_core.engine.merging import write_merged
 from alto_core.engine.serving import serving_problems, smallest_max_rank
-from alto_core.engine.whole_folder import whole_folder
 from alto_core.errors import ModelError, StoreError, TrackingError
 from alto_core.registration import held_out
 from alto_core.settings import Settings
 from alto_core.tracking import CHAMPION, RegisteredAdapter, Registry, Tracker
+from alto_core.whole_files import whole_folder
 from alto_core.workspace import Workspace
 
 DEVIATION = 0.1

@@ -15,6 +15,7 @@ from typing import Any
 from alto_core.config import TuningTask, load_task
 from alto_core.errors import TaskFileError
 from alto_core.tracking import fingerprint
+from alto_core.whole_files import whole_file
 
 FILE_NAME = "inputs.json"
 HINT = (
@@ -36,7 +37,8 @@ def record_inputs(task: TuningTask, folder: Path, task_file: Path | None) -> Non
         "task": task.model_dump(mode="json"),
         "files": {field: _digest(path) for field, path in _files(task)},
     }
-    (folder / FILE_NAME).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    with whole_file(folder / FILE_NAME) as file:
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def refuse_changes(folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.engine import UNTUNED, Engine
 from alto_core.engine.export import WEIGHTS
+from alto_core.whole_files import whole_file
 
 ROWS_PER_ROUND = 256
 """Measured before anyone is asked whether to go on."""
@@ -145,9 +145,6 @@ def _read(file: Path) -> dict[int, tuple[float, float]]:
 
 
 def _write(file: Path, by_row: dict[int, tuple[float, float]]) -> None:
-    """Whole or not at all; a reader in another process sees the old file or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     chosen, rejected = zip(*by_row.values(), strict=True) if by_row else ((), ())
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    pq.write_table(pa.table([list(by_row), list(chosen), list(rejected)], schema=SCHEMA), partial)
-    partial.replace(file)
+    with whole_file(file) as partial:
+        pq.write_table(pa.table([list(by_row), list(chosen), list(rejected)], schema=SCHEMA), partial)

@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from alto_core.errors import StoreError
+from alto_core.whole_files import whole_file
 
 LOCK_NAME = ".at-work.lock"
 HOLDER_NAME = ".at-work.json"
@@ -89,6 +90,5 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _write(folder: Path, holder: dict[str, Any]) -> None:
-    temporary = folder / f"{HOLDER_NAME}.partial"
-    temporary.write_text(json.dumps(holder), encoding="utf-8")
-    temporary.replace(folder / HOLDER_NAME)
+    with whole_file(folder / HOLDER_NAME, flush=False) as note:
+        note.write_text(json.dumps(holder), encoding="utf-8")

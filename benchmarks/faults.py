@@ -126,14 +126,15 @@ def write_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def checkpoint_share(folder: Path, quickstart: Path, minutes: float) -> int:
-    """Train SmolLM2 for some minutes, a cut every `CHECKPOINT_SECONDS`: what training waited, over the wall time."""
-    from alto_core.checkpointing import CHECKPOINT_SECONDS, Checkpointer
+    """Train SmolLM2 for some minutes, a cut at the default interval: what training waited, over the wall time."""
+    from alto_core.checkpointing import Checkpointer
     from alto_core.config import parse_task
     from alto_core.cuts import CutLog, Session
     from alto_core.engine.backbone import load_backbone
     from alto_core.engine.engine import Engine
     from alto_core.executor import Executor, JobRun
     from alto_core.preparation import plan_task
+    from alto_core.settings import load_settings
 
     content = {
         "name": "faults",
@@ -147,7 +148,7 @@ def checkpoint_share(folder: Path, quickstart: Path, minutes: float) -> int:
         JobRun(job=job, budget=plan.budgets[job.job_id], folder=folder / job.job_id, start_step=0, target_step=4000)
         for job in plan.jobs
     ]
-    checkpoints = Checkpointer(CutLog(folder / "cuts"), interval_seconds=CHECKPOINT_SECONDS)
+    checkpoints = Checkpointer(CutLog(folder / "cuts"), interval_seconds=load_settings({}).checkpoint_seconds)
     session = Session(until=1.0, job_ids=tuple(job.job_id for job in plan.jobs))
     modules, ranks = plan.jobs[0].target_modules, sum(job.lora_rank for job in plan.jobs)
     with Engine(load_backbone(plan.task.model, "cpu"), target_modules=modules, num_slots=2, rank_rows=ranks) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -55,18 +56,20 @@ def damaged(content: bytes, damage: list[Damage]) -> bytes:
     return content
 
 
-class Kind:
+class Kind(ABC):
     """One kind of input."""
 
     name: str
 
+    @abstractmethod
     def strategy(self) -> st.SearchStrategy[Any]:
-        raise NotImplementedError
+        """Draws cases."""
 
+    @abstractmethod
     def run(self, case: Any) -> None:
-        raise NotImplementedError
+        """Feed a case to ALTO. An `AltoError` is a right answer, any other exception a fault."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what it holds."""
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 # flows.tune prepares the environment that libraries read when they are imported, so it comes first
 # isort: off
-from flows.tune import TuneResult, tune_result, tune_task
-from prefect.exceptions import CancelledRun
+from flows.tune import TuneResult, run_task, tune_result
 # isort: on
 
 from alto_core.domain import QueueState, TaskState
@@ -46,11 +45,7 @@ def resume(task_id: str, *, as_recorded: bool = False) -> TuneResult:
         if not as_recorded:
             refuse_changes(workspace.folder)
         finish_creation(task_id, workspace.settings)
-    try:
-        tune_task(task_id)
-    except CancelledRun:
-        raise KeyboardInterrupt from None
-    return tune_result(task_id)
+    return run_task(task_id)
 
 
 def _refuse_queued(task_id: str, settings: Settings) -> None:

@@ -34,6 +34,7 @@ from alto_core.report import count_samples, job_rows, leaderboard_table
 from alto_core.result import RegisteredVersion
 from alto_core.store import Store
 from alto_core.workspace import Workspace
+from flows.embedded_server import start_embedded_server
 from flows.reconcile import mark_crashed
 from tasks.continue_training import continue_training
 from tasks.evaluate import evaluate
@@ -175,6 +176,17 @@ def tune(task: TuningTask, *, task_id: str | None = None, task_file: Path | None
     plan = plan_task(task)
     task_id = task_id or Store(settings).new_task_id(task.name)
     create_task(plan, task_id, settings, task_file=task_file)
+    return run_task(task_id)
+
+
+def run_task(task_id: str) -> TuneResult:
+    """Run the flow of a task that was created before, in this process, to the task's end.
+
+    Raises:
+        AltoError: no adapter came out.
+        KeyboardInterrupt: the task was interrupted; it and its open jobs are recorded as cancelled.
+    """
+    start_embedded_server()
     try:
         tune_task(task_id)
     except CancelledRun:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from alto_core.curve_files.reading import rows_file
 from alto_core.early_exit.curves import Curve
+from alto_core.whole_files import whole_file
 
 COMPACT_BITS = 12
 """Bits of a row loss's significand that a compact file keeps: an error below 1/4000, far below any standard error."""
@@ -101,16 +102,14 @@ def _rounded(values: np.ndarray) -> np.ndarray:
 
 
 def _write(path: Path, columns: dict[str, Any], *, split: list[str]) -> None:
-    """Whole or not at all. Bytes of floats are stored by place, which compresses best."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    """Bytes of floats are stored by place, which compresses best."""
     encoded = [name for name in columns if name not in split]
-    pq.write_table(
-        pa.table(columns),
-        partial,
-        compression="zstd",
-        compression_level=12,
-        use_dictionary=encoded,
-        column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
-    )
-    partial.replace(path)
+    with whole_file(path) as partial:
+        pq.write_table(
+            pa.table(columns),
+            partial,
+            compression="zstd",
+            compression_level=12,
+            use_dictionary=encoded,
+            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+        )

@@ -6,7 +6,6 @@ Reading it back gives the same value, checked by digest.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from alto_core.data.report import DataReport
 from alto_core.data.rows import GenerationRow, PairRow, SplitData, TaskData, TokenRow, data_digest
 from alto_core.errors import DataError
+from alto_core.whole_files import whole_file
 
 LAYOUT_VERSION = 1
 ROWS_FILE, GENERATION_FILE, SUMMARY_FILE = "rows.parquet", "generation_rows.parquet", "task_data.json"
@@ -59,7 +59,8 @@ def save_task_data(task_data: TaskData, folder: Path) -> None:
         "max_length": task_data.max_length,
         "report": task_data.report.to_dict(),
     }
-    _replace(folder / SUMMARY_FILE, json.dumps(summary, indent=2).encode())
+    with whole_file(folder / SUMMARY_FILE) as file:
+        file.write_text(json.dumps(summary, indent=2), encoding="utf-8")
 
 
 def load_task_data(folder: Path) -> TaskData:
@@ -107,19 +108,8 @@ def load_task_data(folder: Path) -> TaskData:
 
 def _write_table(rows: list[tuple[str, Any]], schema: pa.Schema, path: Path) -> None:
     columns = {name: [split if name == "split" else getattr(row, name) for split, row in rows] for name in schema.names}
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns, schema=schema), buffer)
-    _replace(path, buffer.getvalue())
-
-
-def _replace(path: Path, content: Any) -> None:
-    """Write a whole file or none."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with whole_file(path) as file:
+        pq.write_table(pa.table(columns, schema=schema), file)
 
 
 def _read_rows(path: Path) -> dict[str, list[TokenRow]]:

@@ -28,8 +28,8 @@ from alto_core.domain import LoraJob
 from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.slots import AdapterSlots
 from alto_core.engine.target_modules import LinearLayer
-from alto_core.engine.whole_folder import whole_folder
 from alto_core.errors import EngineError
+from alto_core.whole_files import whole_folder
 
 FORMAT = 1
 MARKER = "complete.json"

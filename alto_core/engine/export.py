@@ -24,8 +24,8 @@ from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.serving import PREFIX
 from alto_core.engine.slots import AdapterSlots
 from alto_core.engine.target_modules import LinearLayer
-from alto_core.engine.whole_folder import whole_folder
 from alto_core.errors import EngineError, ModelError
+from alto_core.whole_files import whole_folder
 
 MAX_ALPHA = 1e30
 """Above it, as for NaN, no scale can be meant."""

@@ -15,6 +15,7 @@ from alto_core.report.values import ExitTime, JobRow, LogLine, ReportData, Stage
 from alto_core.result import TaskResult
 from alto_core.settings import Settings
 from alto_core.store import EventRecord, JobRecord, Store, TaskRecord
+from alto_core.whole_files import whole_file
 
 if TYPE_CHECKING:
     from alto_core.early_exit.curves import Curve
@@ -40,10 +41,8 @@ def build_report(task_id: str, settings: Settings, out: Path | None = None) -> P
     """
     page = render_page(load_report(task_id, settings))
     path = (out or settings.task_folder(task_id) / "report.html").resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.part")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    with whole_file(path) as file:
+        file.write_text(page, encoding="utf-8")
     return path
 
 

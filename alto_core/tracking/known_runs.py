@@ -12,6 +12,7 @@ from alto_core.domain import JobState
 from alto_core.tracking.description import STATE, JobRun
 from alto_core.tracking.messages import Tags
 from alto_core.tracking.spool import Spool
+from alto_core.whole_files import whole_file
 
 FILE_NAME = "runs.json"
 
@@ -28,10 +29,8 @@ class KnownRuns:
 
 def note_runs(folder: Path, runs: KnownRuns) -> None:
     """Write them down in the folder of the task's spool."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"{FILE_NAME}.new"
-    fresh.write_text(json.dumps(dataclasses.asdict(runs), indent=1), encoding="utf-8")
-    fresh.replace(folder / FILE_NAME)
+    with whole_file(folder / FILE_NAME) as file:
+        file.write_text(json.dumps(dataclasses.asdict(runs), indent=1), encoding="utf-8")
 
 
 def noted_runs(folder: Path) -> KnownRuns | None:

@@ -18,6 +18,7 @@ from mlflow.artifacts import download_artifacts, list_artifacts
 
 from alto_core.domain import Evaluation, RowLosses
 from alto_core.tracking.connection import Connection
+from alto_core.whole_files import whole_file
 
 FOLDER = "val_rows"
 
@@ -57,11 +58,9 @@ class RowLossArchive:
             self._losses.setdefault(evaluation.job_id, {})[evaluation.step] = evaluation.row_losses
         self._unwritten += tuple(evaluations)
         file = self._folder / f"{timestamp:015d}.parquet"
-        fresh = file.with_suffix(".new")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            pq.write_table(_table(self._unwritten), fresh, compression="zstd")
-            fresh.replace(file)
+            with whole_file(file, flush=False) as fresh:
+                pq.write_table(_table(self._unwritten), fresh, compression="zstd")
         except OSError:
             return None
         self._unwritten = ()

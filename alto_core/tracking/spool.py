@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from alto_core.errors import TrackingError
 from alto_core.tracking.messages import Message, from_dict, to_dict
+from alto_core.whole_files import whole_file
 
 MAX_UNWRITTEN_BYTES = 64 * 2**20
 """What is kept in memory while the disk takes nothing; above it training stops rather than lose a point."""
@@ -83,9 +84,8 @@ class Spool:
     def set_cursor(self, offset: int) -> None:
         """Note what MLflow has. An older note that survives a crash costs a second sending, which adds nothing."""
         content = f"{offset} {_checksum(str(offset).encode())}"
-        fresh = self.folder / f"{_CURSOR_FILE}.new"
-        fresh.write_text(content, encoding="ascii")
-        fresh.replace(self.folder / _CURSOR_FILE)
+        with whole_file(self.folder / _CURSOR_FILE, flush=False) as note:
+            note.write_text(content, encoding="ascii")
 
     def append(self, messages: Sequence[Message]) -> int:
         """Write messages down. Where the disk takes nothing they wait in memory for the next call.

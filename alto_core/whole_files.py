@@ -1,4 +1,4 @@
-"""Writing a folder so that it is either there whole or not there: temporary sibling, fsync, rename."""
+"""Writing a file or a folder so that it is either there whole or not there: temporary sibling, fsync, rename."""
 
 from __future__ import annotations
 
@@ -9,6 +9,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".writing-"
+
+
+@contextmanager
+def whole_file(target: Path, *, flush: bool = True) -> Iterator[Path]:
+    """Give a path to write to; when the block ends well, that file becomes `target`, replacing what was there.
+
+    When the block raises, or the process dies, `target` stays as it was. Readers see the old file or the new one.
+
+    Args:
+        target: the file; its folder is made.
+        flush: outlive a power cut. False where an older file, or none, does no harm, and waiting for the disk would.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # of this process, so that two may write at once; the name's end is none that readers look for
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        if flush:
+            _flush(temporary)
+        temporary.replace(target)
+        if flush:
+            _flush(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
