@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib.util
 import os
 import signal
 import socket
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import psutil
 from bars import RESULTS, record_bar
+from tiny_inputs import write_tiny_inputs
 
 from alto_core.domain import QueueState, StopRequest
 from alto_core.settings import load_settings
@@ -215,15 +215,7 @@ class Story:
         """A task that takes about a minute, on the tiny model of the tests."""
         file = self.folder / "task.yaml"
         if not file.exists():
-            spec = importlib.util.spec_from_file_location("tests_conftest", REPOSITORY / "tests" / "conftest.py")
-            assert spec and spec.loader
-            tests = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(tests)
-            tests.make_tiny_model(self.folder / "model")
-            rows = [
-                f'{{"prompt": "{chr(97 + i % 26)}{i}:", "completion": "{chr(97 + i % 26) * 3}"}}' for i in range(64)
-            ]
-            (self.folder / "rows.jsonl").write_text("\n".join(rows))
+            write_tiny_inputs(self.folder)
             file.write_text(
                 "name: tiny\nmodel: {name: ./model}\n"
                 "data: {source: rows.jsonl, validation: {rows: 8}, test: {rows: 8}}\n"

@@ -1,8 +1,7 @@
-"""What becomes of a task whose process is killed, and what checkpoints cost.
+"""What becomes of a task whose process is killed.
 
-    python benchmarks/faults.py kills                    # 40 kills over all stages, each gone on with by `alto resume`
-    python benchmarks/faults.py kills --count 4 --core   # the same without Prefect and without writing results
-    python benchmarks/faults.py checkpoints FOLDER       # SmolLM2; FOLDER from examples/prepare_quickstart.py
+    python benchmarks/faults.py                    # 40 kills over all stages, each gone on with by `alto resume`
+    python benchmarks/faults.py --count 4 --core   # the same without Prefect and without writing results
 
 A kill is SIGKILL at a moment drawn over a stage's time in an unbroken run. A task is killed in up to five of its six
 stages and gone on with each time; in the end it must have the unbroken run's curves in MLflow, point for point and each
@@ -16,7 +15,6 @@ import argparse
 import contextlib
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -33,11 +31,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 from bars import RESULTS, record_bar
+from tiny_inputs import write_tiny_inputs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STAGES = ("profile", "warmup", "gate", "continue", "evaluate", "register")
@@ -63,22 +61,15 @@ COLUMNS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    kills = commands.add_parser("kills")
-    kills.add_argument("--count", type=int, default=40)
-    kills.add_argument("--seed", type=int, default=0)
-    kills.add_argument("--core", action="store_true")
-    kills.add_argument("--add", action="store_true", help="to the kills of an earlier run in faults_kills.csv")
-    kills.add_argument("--folder", type=Path, help="keep the homes of runs that were not equal here")
-    checkpoints = commands.add_parser("checkpoints")
-    checkpoints.add_argument("folder", type=Path)
-    checkpoints.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--core", action="store_true")
+    parser.add_argument("--add", action="store_true", help="to the kills of an earlier run in faults_kills.csv")
+    parser.add_argument("--folder", type=Path, help="keep the homes of runs that were not equal here")
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ALTO_DEVICE": "cpu"}
     with tempfile.TemporaryDirectory(prefix="alto-faults-", ignore_cleanup_errors=True) as folder:
-        if given.command == "kills":
-            return kill_runs(given.folder or Path(folder), given.count, given.seed, core=given.core, add=given.add)
-        return checkpoint_share(Path(folder), given.folder, given.minutes)
+        return kill_runs(given.folder or Path(folder), given.count, given.seed, core=given.core, add=given.add)
 
 
 def kill_runs(folder: Path, count: int, seed: int, *, core: bool, add: bool) -> int:
@@ -121,52 +112,8 @@ def write_rows(rows: list[dict[str, Any]]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     value = sum(row["equal"] for row in rows) / len(rows)
-    command = f"python benchmarks/faults.py kills --count {len(rows)}"
+    command = "python benchmarks/faults.py" + ("" if len(rows) == 40 else f" --count {len(rows)}")
     record_bar("faults.kills_resumed_equal", value, target="= 1", packages=PACKAGES, command=command)
-
-
-def checkpoint_share(folder: Path, quickstart: Path, minutes: float) -> int:
-    """Train SmolLM2 for some minutes, a cut at the default interval: what training waited, over the wall time."""
-    from alto_core.checkpointing import Checkpointer
-    from alto_core.config import parse_task
-    from alto_core.cuts import CutLog, Session
-    from alto_core.engine.backbone import load_backbone
-    from alto_core.engine.engine import Engine
-    from alto_core.executor import Executor, JobRun
-    from alto_core.preparation import plan_task
-    from alto_core.settings import load_settings
-
-    content = {
-        "name": "faults",
-        "model": {"name": str((quickstart / "model").resolve())},
-        "data": {"source": str((quickstart / "train.jsonl").resolve()), "validation": {"rows": 4}},
-        "search_space": {"learning_rate": 1e-3, "lora_rank": [8, 16], "adapter_batch_size": 2},
-        "budget": {"steps": 4000, "eval_interval_fraction": 0.0005, "max_eval_share": 10},
-    }
-    plan = plan_task(parse_task(content))
-    runs = [
-        JobRun(job=job, budget=plan.budgets[job.job_id], folder=folder / job.job_id, start_step=0, target_step=4000)
-        for job in plan.jobs
-    ]
-    checkpoints = Checkpointer(CutLog(folder / "cuts"), interval_seconds=load_settings({}).checkpoint_seconds)
-    session = Session(until=1.0, job_ids=tuple(job.job_id for job in plan.jobs))
-    modules, ranks = plan.jobs[0].target_modules, sum(job.lora_rank for job in plan.jobs)
-    with Engine(load_backbone(plan.task.model, "cpu"), target_modules=modules, num_slots=2, rank_rows=ranks) as engine:
-        executor = Executor(engine, plan.data, data_seed=0, checkpoints=checkpoints, session=session)
-        training, started = executor.run(runs), time.monotonic()
-        next(training)
-        while time.monotonic() - started < 60 * minutes:
-            training.send(())
-        seconds, held = time.monotonic() - started, checkpoints.held_seconds
-        training.close()
-    cuts = len(list((folder / "cuts").glob("cut-*.json")))
-    numbers = f"{checkpoints.written_bytes / 2**20:.0f} MiB written, {held:.2f} s waited of {seconds:.0f} s"
-    print(f"{numbers}: {100 * held / seconds:.3f} %")
-    if not cuts:
-        sys.exit(f"no cut in {minutes:g} minutes: give it more")
-    command = f"python benchmarks/faults.py checkpoints FOLDER --minutes {minutes:g}"
-    record_bar("checkpoint.share_of_time", held / seconds, target="<= 0.01", packages=("torch",), command=command)
-    return int(held / seconds > 0.01)
 
 
 class Runs:
@@ -426,13 +373,11 @@ def prefect_server(folder: Path) -> Iterator[None]:
 
 def write_task(folder: Path) -> Path:
     """A tiny model and 64 rows: four jobs, of which two train at a time and one diverges."""
-    _tests_conftest().make_tiny_model(folder / "model")
-    rows = [{"prompt": f"{chr(97 + i % 26)}{i // 26}:", "completion": chr(97 + i % 26) * 3} for i in range(64)]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model, rows = write_tiny_inputs(folder)
     task = {
         "name": "faults",
-        "model": {"name": str(folder / "model")},
-        "data": {"source": str(folder / "rows.jsonl"), "validation": {"rows": 8}, "test": {"rows": 8}},
+        "model": {"name": str(model)},
+        "data": {"source": str(rows), "validation": {"rows": 8}, "test": {"rows": 8}},
         "search_space": {
             "learning_rate": [1e-3, 3e-3, 1e-2, 1e30],
             "lora_rank": 4,
@@ -447,14 +392,6 @@ def write_task(folder: Path) -> Path:
     file = folder / "task.yaml"
     file.write_text(yaml.safe_dump(task))
     return file
-
-
-def _tests_conftest() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tests_conftest", REPOSITORY / "tests" / "conftest.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from bars import record_bar
 from fuzz_files import DataFiles, TaskFiles
 from fuzz_input import Kind
 from fuzz_states import Checkpoints, Curves
+from tiny_inputs import write_tiny_model
 
 from alto_core.errors import AltoError
 
@@ -86,26 +87,13 @@ def run_kind(kind: Kind, cases: int, *, seed: int | None = None, guard: Callable
     return tally
 
 
-def make_tiny_model(folder: Path) -> Path:
-    """A one-layer Llama with random weights and a tokenizer of single bytes."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    names = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    core = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    tokenizer.chat_template = (
+def write_chat_model(folder: Path) -> Path:
+    """The tests' tiny model, with a chat template."""
+    (write_tiny_model(folder) / "chat_template.jinja").write_text(
         "{% for m in messages %}<s>{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
-        "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+        "{% if add_generation_prompt %}<s>assistant:{% endif %}",
+        encoding="utf-8",
     )
-    tokenizer.save_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=len(names), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
@@ -140,7 +128,7 @@ def main() -> int:
     total, faults = 0, 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for name, make in kinds(folder, make_tiny_model(folder / "model")).items():
+        for name, make in kinds(folder, write_chat_model(folder / "model")).items():
             if arguments.only not in (None, name):
                 continue
             start, kind = time.perf_counter(), make()

@@ -143,7 +143,7 @@ def test_a_change_is_refused_by_name_until_it_is_put_back(
 
 def test_a_killed_task_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     """K1, K2, K6, P1: SIGKILL in three stages; benchmarks/faults.py has forty of them, with Prefect."""
-    command = [sys.executable, "benchmarks/faults.py", "kills", "--count", "3", "--core", "--folder", str(tmp_path)]
+    command = [sys.executable, "benchmarks/faults.py", "--count", "3", "--core", "--folder", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     environ.pop("PREFECT_API_URL", None)
     done = subprocess.run(
