@@ -22,6 +22,7 @@ from alto_core.errors import EngineError, StoreError, TrackingError
 from alto_core.evaluation import SplitResult, evaluate_adapters, held_out_digest, loss_difference, score_difference
 from alto_core.registration import held_out
 from alto_core.settings import Settings
+from alto_core.task_objective import measure_references, objective_of
 from alto_core.tracking import CHALLENGER, CHAMPION, OWNER, PREVIOUS_TAG, RegisteredAdapter, Registry, Tracker
 from alto_core.workspace import Workspace
 
@@ -232,9 +233,9 @@ def _evaluate(
             target_modules=sorted({name for job in jobs for name in job.target_modules}),
             num_slots=len(jobs),
             rank_rows=sum(job.lora_rank for job in jobs),
-            objective=workspace.objective(),
+            objective=objective_of(workspace),
         ) as engine:
-            workspace.measure_references(engine)
+            measure_references(workspace, engine)
             for job, folder in zip(jobs, folders, strict=True):
                 engine.load_adapter(job, folder)
             return evaluate_adapters(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from alto_core import wording
 from alto_core.budget import job_budget
-from alto_core.cluster.stop import asked_to_stop
-from alto_core.config import DpoSection, TuningTask
+from alto_core.config import TuningTask
 from alto_core.containment import inside
 from alto_core.cuts import CutLog
 from alto_core.data.rows import TaskData
@@ -31,17 +28,15 @@ from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.checkpoint import MARKER
 from alto_core.engine.engine import Engine
-from alto_core.engine.objective import Objective
-from alto_core.engine.preference_objective import PreferenceObjective
 from alto_core.errors import StoreError
 from alto_core.evaluation import TextCodec
 from alto_core.executor import JobRun
-from alto_core.interruption import TaskStopped
-from alto_core.references import References, pairs_needed, reference_key
+from alto_core.references import References, reference_key
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
 from alto_core.store import EventDraft, JobRecord, JobUpdate, Store
 from alto_core.task_lock import times_held
+from alto_core.task_objective import measure_references, objective_of
 from alto_core.tracking import TaskRuns, Tracker
 
 
@@ -261,57 +256,16 @@ class Workspace:
             max_lora_rank=min(widest, rank_rows),
             max_pass_tokens=max_pass_tokens,
             max_row_tokens=max(row.longest_side for row in (*self.data.train.rows, *self.data.validation.rows)),
-            objective=self.objective(),
+            objective=objective_of(self),
             recomputed=self.task.activation_checkpointing,
             cuda_graph=self.settings.cuda_graph,
         )
         try:
-            self.measure_references(engine)
+            measure_references(self, engine)
         except BaseException:
             engine.close()
             raise
         return engine
-
-    def objective(self) -> Objective | None:
-        """What an engine of this task minimises; None: the usual."""
-        if self.references is None:
-            return None
-        section = self.task.dpo or DpoSection()
-        return PreferenceObjective(
-            section.options,
-            self.references.by_row,
-            beta=section.beta[0],
-            starts_untuned=self.init_adapter is None,
-        )
-
-    def measure_references(self, engine: Engine) -> None:
-        """Complete what `objective` needs, in an engine that holds no job yet. Mostly it is on disk already.
-
-        Raises:
-            TaskStopped: as the task was asked to; what was measured is kept.
-        """
-        if self.references is None:
-            return
-        started, ask = time.monotonic(), asked_to_stop(self.task_id, self.settings)
-
-        def stop_if_asked() -> None:
-            if (stop := ask()) is not None:
-                raise TaskStopped(stop)
-
-        jobs = tuple(self.jobs.values())
-        count = self.references.measure(
-            engine,
-            pairs_needed(self.data, jobs, self.budgets, seed=self.task.data.seed),
-            max_tokens=engine.max_pass_tokens,
-            start=None if self.init_adapter is None else (jobs[0], self.init_adapter),
-            between_rounds=stop_if_asked,
-        )
-        if count:
-            text = (
-                f"measured the reference on {wording.plural(count, 'pair')}, for all jobs, in "
-                f"{time.monotonic() - started:.1f} s; {engine.prompt_note}"
-            )
-            self.store.append_events(self.task_id, [EventDraft(kind="reference", text=text)])
 
     def begin(self, stage: Stage) -> None:
         """Show the task in this stage."""
