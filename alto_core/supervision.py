@@ -8,10 +8,7 @@ run that dies in between can be gone on with: what the log holds and the store d
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry
@@ -20,7 +17,7 @@ from alto_core.earlier_run import EarlierRun
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
-from alto_core.scheduling.prediction import seconds_left
+from alto_core.progress import Progress
 from alto_core.store import EventDraft, JobUpdate, Store
 from alto_core.tracking import TaskRuns
 
@@ -65,12 +62,12 @@ class Supervisor:
             stretches: what to train.
             reserve: parked jobs, the best first. For each job that dies (diverges or fails) the next one is revived.
         """
-        started, rows_before = time.monotonic(), self._count_rows().trained
+        progress = Progress(self._task_id, self._store, savings=self._savings, evaluated=self._earlier.evaluated)
         by_id, waiting = {stretch.job.job_id: stretch for stretch in stretches}, list(reserve)
         session = executor.run(stretches)
         boundary = next(session, None)
         while boundary is not None:
-            curves = self._record(boundary)
+            curves = self._record(boundary, progress)
             verdicts = self._judge(boundary, curves)
             ended = [*verdicts, *map(_as_verdict, boundary.failures)]
             revived = [waiting.pop(0) for verdict in ended if verdict.state in DEATHS and waiting]
@@ -82,7 +79,7 @@ class Supervisor:
             following = _advance(session, [*verdicts, *revived])
             for verdict in (*ended, *spent):
                 self.end(by_id[verdict.job_id].folder, curves[verdict.job_id], verdict)
-            self._record_progress(boundary, rows_before, time.monotonic() - started)
+            progress.note_speed(boundary)
             boundary = following
         self._publish_decisions()
 
@@ -180,83 +177,14 @@ class Supervisor:
     def _publish_decisions(self) -> None:
         self._runs.log_text(self._decisions.as_json(), ARTIFACT_NAME)
 
-    def _count_rows(self) -> _Rows:
-        jobs = self._store.jobs(self._task_id)
-        planned = sum(record.total_steps * record.job.rows_per_update for record in jobs)
-        trained = sum(record.step * record.job.rows_per_update for record in jobs)
-        left = sum(
-            (record.total_steps - record.step) * record.job.rows_per_update
-            for record in jobs
-            if not record.state.is_end
-        )
-        return _Rows(planned=planned, trained=trained, left=left)
-
-    def _record_progress(self, boundary: Boundary, rows_before: int, seconds: float) -> None:
-        """Speed, and the time that the rest is expected to take at it."""
-        rows, speed = self._count_rows(), boundary.tokens_per_second
-        numbers = {
-            "tokens_per_second": speed,
-            "step_seconds": boundary.step_seconds,
-            "evaluation_seconds": boundary.evaluation_seconds,
-        }
-        if rows.trained > rows_before:
-            numbers["seconds_left"] = seconds_left(
-                planned=rows.planned,
-                left=rows.left,
-                spared=rows.planned - rows.trained - rows.left,
-                savings=self._savings,
-                rows_per_second=(rows.trained - rows_before) / max(seconds, 1e-9),
-            )
-        self._store.append_events(
-            self._task_id, [EventDraft(kind="progress", text=f"{speed:.0f} tokens/s", numbers=numbers)]
-        )
-
-    def _record(self, boundary: Boundary) -> dict[str, Curve]:
+    def _record(self, boundary: Boundary, progress: Progress) -> dict[str, Curve]:
         self._runs.log_steps(boundary.steps)
         self._runs.log_evaluations(boundary.evaluations)
-        last = {record.job_id: record for record in boundary.steps}
-        val_loss = {evaluation.job_id: evaluation.val_loss for evaluation in boundary.evaluations}
-        self._store.update_jobs(
-            self._task_id,
-            [
-                JobUpdate(
-                    job_id=job_id,
-                    state=JobState.RUNNING,
-                    step=record.step,
-                    train_loss=record.train_loss,
-                    val_loss=val_loss.get(job_id),
-                )
-                for job_id, record in last.items()
-                if job_id not in self._recorded
-            ],
-        )
-        self._record_shortages(boundary)
-        curves = self._runs.read_curves([*last, *(failure.job_id for failure in boundary.failures)])
-        open_curves = [curve for job_id, curve in curves.items() if job_id not in self._recorded]
-        self._store.update_jobs(self._task_id, [_best_so_far(curve) for curve in open_curves])
-        self._store.append_events(self._task_id, _evaluation_events(boundary, self._earlier))
+        progress.note_steps(boundary, self._recorded)
+        logged = {record.job_id: None for record in boundary.steps}
+        curves = self._runs.read_curves([*logged, *(failure.job_id for failure in boundary.failures)])
+        progress.note_curves(boundary, [curve for job_id, curve in curves.items() if job_id not in self._recorded])
         return curves
-
-    def _record_shortages(self, boundary: Boundary) -> None:
-        """Where memory ran out, for the log; a job that had to go waits again."""
-        evicted = {shortage.evicted_job_id for shortage in boundary.shortages}
-        evicted -= {None, *boundary.running, *self._recorded}
-        self._store.update_jobs(
-            self._task_id,
-            [JobUpdate(job_id=job_id, state=JobState.WAITING) for job_id in sorted(filter(None, evicted))],
-        )
-        self._store.append_events(
-            self._task_id,
-            [
-                EventDraft(
-                    kind="memory",
-                    job_id=shortage.evicted_job_id,
-                    text=shortage.text,
-                    numbers={"max_pass_tokens": shortage.max_pass_tokens},
-                )
-                for shortage in boundary.shortages
-            ],
-        )
 
     def _judge(self, boundary: Boundary, curves: dict[str, Curve]) -> list[Verdict]:
         """Who ends. What would end a job is judged again on its curve as MLflow gives it back."""
@@ -293,27 +221,16 @@ def verdict_tags(policy: str, verdict: Verdict, total_steps: int, source: CurveS
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
-    """Training rows of all jobs of a task."""
-
-    planned: int
-    trained: int
-    left: int
-    """That living jobs may still train."""
-
-
 def outcome_of(curve: Curve, verdict: Verdict, gate_rank: int | None = None) -> JobOutcome:
     """What a job's curve and its last verdict say about it."""
-    best_step = curve.best_val_step
     return JobOutcome(
         job_id=curve.job_id,
         state=verdict.state,
         reason=verdict.reason,
         step=verdict.step,
         total_steps=curve.total_steps,
-        best_step=best_step,
-        best_val_loss=None if best_step is None else curve.val_losses[curve.val_steps.index(best_step)],
+        best_step=curve.best_val_step,
+        best_val_loss=curve.best_val,
         gate_rank=gate_rank,
     )
 
@@ -349,28 +266,3 @@ def _advance(
 
 def _as_verdict(failure: JobFailure) -> Verdict:
     return Verdict(job_id=failure.job_id, state=JobState.FAILED, step=failure.step, reason=failure.reason, evidence={})
-
-
-def _best_so_far(curve: Curve) -> JobUpdate:
-    best_step = curve.best_val_step
-    best = None if best_step is None else curve.val_losses[curve.val_steps.index(best_step)]
-    return JobUpdate(job_id=curve.job_id, best_step=best_step, best_val_loss=best)
-
-
-def _evaluation_events(boundary: Boundary, earlier: EarlierRun) -> list[EventDraft]:
-    last = {record.job_id: record for record in boundary.steps}
-    return [
-        EventDraft(
-            kind="evaluation",
-            text=f"validation loss {evaluation.val_loss:.4f} after step {evaluation.step}",
-            job_id=evaluation.job_id,
-            numbers={
-                "step": evaluation.step,
-                "fraction": evaluation.fraction,
-                "val_loss": evaluation.val_loss,
-                "train_loss": last[evaluation.job_id].train_loss if evaluation.job_id in last else math.nan,
-            },
-        )
-        for evaluation in boundary.evaluations
-        if evaluation.step > earlier.evaluated.get(evaluation.job_id, 0)
-    ]

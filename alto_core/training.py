@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from alto_core import wording
 from alto_core.checkpointing import Checkpointer
@@ -19,7 +20,7 @@ from alto_core.early_exit.policy import Policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.executor import Executor, JobRun
 from alto_core.parking import thin_to_budget
-from alto_core.profiling import leaked_memory
+from alto_core.profiling import allocated_bytes, leaked_memory
 from alto_core.result import GateRecord
 from alto_core.resuming import open_cut, reserve_of, runs_of, settle
 from alto_core.scheduling.prediction import expected_savings
@@ -95,7 +96,8 @@ def _train_from(workspace: Workspace, cut: Cut, num_slots: int) -> None:
 
 
 def _train(workspace: Workspace, training: _Training, num_slots: int) -> None:
-    with leaked_memory(load_backbone(workspace.task.model, workspace.device).device) as leaked:
+    device = load_backbone(workspace.task.model, workspace.device).device
+    with leaked_memory(partial(allocated_bytes, device)) as leaked:
         _train_in_slots(workspace, training, num_slots)
     held = training.checkpoints.held_seconds
     text = f"training waited {held:.2f} s for checkpoints"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -199,6 +200,20 @@ def train_and_register(task: TuningTask, steps: int) -> int:
         losses = engine.evaluate([job_id], held_out(workspace).rows[:4], max_tokens=1000)[job_id]
     workspace.update_result(winner=job_id, check_losses=losses.loss_sums)
     return register_winner(workspace, job_id).version
+
+
+@pytest.fixture
+def living_tensor_bytes() -> Callable[[], int]:
+    """Counts the memory of the living tensors on the CPU. Not beside busy threads: see `allocated_bytes`."""
+    import torch
+
+    def count() -> int:
+        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        plain = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
+        storages = [tensor.untyped_storage() for tensor in plain]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    return count
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 Models of memory and time are in `alto_core.scheduling`; here they meet an engine, a device and the store.
 """
 
-from alto_core.profiling.leaks import leaked_memory
+from alto_core.profiling.leaks import allocated_bytes, leaked_memory
 from alto_core.profiling.measuring import measure_grid
 from alto_core.profiling.shape import shape_of_backbone, shape_of_model
 from alto_core.profiling.task_profile import (
@@ -17,6 +17,7 @@ from alto_core.profiling.task_profile import (
 
 __all__ = [
     "TaskRows",
+    "allocated_bytes",
     "forecast_task",
     "leaked_memory",
     "make_task_profile",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,24 +13,28 @@ TOLERATED_BYTES = 16 * 2**20
 
 
 @contextmanager
-def leaked_memory(device: torch.device) -> Iterator[list[int]]:
-    """Yields a list whose one entry, after the block, is what tensors hold more than before it; 0: nothing to tell."""
+def leaked_memory(held: Callable[[], int]) -> Iterator[list[int]]:
+    """What is held after the block and was not before it.
+
+    Args:
+        held: counts the bytes held at present.
+
+    Yields:
+        A list whose one entry is that number of bytes after the block; 0: nothing to tell.
+    """
     leaked = [0]
     gc.collect()  # garbage of before must hide nothing
-    before = held_bytes(device)
+    before = held()
     yield leaked
     gc.collect()
-    more = held_bytes(device) - before
+    more = held() - before
     leaked[0] = more if more > TOLERATED_BYTES else 0
 
 
-def held_bytes(device: torch.device) -> int:
-    """Memory of living tensors on a device."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    storages = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout is torch.strided:
-            storage = thing.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+def allocated_bytes(device: torch.device) -> int:
+    """Memory of living tensors on a CUDA device; 0 on others, whose allocators keep no count.
+
+    Counting the tensors among all objects (`gc.get_objects`) would do on the CPU, but not beside threads: a tuple that
+    another thread is just building breaks when it is referred to.
+    """
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -69,6 +69,10 @@ class _Candidate:
     def score(self) -> tuple[int, int]:
         return self.tardiness, self.end
 
+    def is_as_good(self, *, tardiness: int, end: int, slack: float) -> bool:
+        """As a plan of this tardiness and end, which it may exceed by this share."""
+        return self.tardiness <= tardiness and self.end <= end * (1 + slack)
+
 
 def make_plan(
     requests: Sequence[TaskRequest],
@@ -133,7 +137,7 @@ class _ClassSearch:
         """The best plan of this class."""
         lists = self._lists()
         best, steady = min(lists, key=lambda candidate: candidate.score), lists[0]
-        if self._is_as_good(steady, self._options.slack, tardiness=0, end=self.bound):
+        if steady.is_as_good(tardiness=0, end=self.bound, slack=self._options.slack):
             return self._fair(steady)  # whatever a search found, this would be taken
         seconds = self._options.seconds
         choices = len(self._tasks) * len(self._instance.hosts)
@@ -146,12 +150,9 @@ class _ClassSearch:
             best = self._better(best, self._by_branching(best, seconds))
         if self._worth_more(best) and choices <= MAX_EXACT_CHOICES and seconds > 0:
             best = self._better(best, self._by_solver(best, seconds))
-        if self._is_as_good(steady, self._options.slack, tardiness=best.tardiness, end=best.end):
+        if steady.is_as_good(tardiness=best.tardiness, end=best.end, slack=self._options.slack):
             best = steady
         return self._fair(best)
-
-    def _is_as_good(self, candidate: _Candidate, slack: float, *, tardiness: int, end: int) -> bool:
-        return candidate.tardiness <= tardiness and candidate.end <= end * (1 + slack)
 
     def _worth_more(self, best: _Candidate) -> bool:
         return self._options.seconds > 0 and (best.tardiness > 0 or best.end > self.bound * (1 + self._options.gap))
@@ -281,7 +282,7 @@ class _ClassSearch:
             return best
         order = list_scheduling.fair_order(self._tasks, self._instance.usage)
         fair = self._candidate(list_schedule(self._instance, order, booked=self._booked), "fair")
-        return fair if self._is_as_good(fair, FAIR_SLACK, tardiness=best.tardiness, end=best.end) else best
+        return fair if fair.is_as_good(tardiness=best.tardiness, end=best.end, slack=FAIR_SLACK) else best
 
 
 def _plan(instance: Instance, bookings: Sequence[Booking], bound: int) -> Plan:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from alto_core.checkpointing import Checkpointer
 from alto_core.config import TuningTask
@@ -21,7 +20,6 @@ from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.executor import Executor, JobRun
 from alto_core.preparation import TaskPlan, plan_task
-from alto_core.profiling.leaks import held_bytes
 
 
 @pytest.fixture
@@ -256,7 +254,9 @@ def test_five_jobs_ready_at_once_never_share_four_slots(plan: TaskPlan, tmp_path
     assert sorted(last.values()) == [1] + [20] * 7, "who waited had its turn"
 
 
-def test_memory_is_flat_over_twenty_jobs_in_one_slot(tiny_task: Callable[..., TuningTask], tmp_path: Path) -> None:
+def test_memory_is_flat_over_twenty_jobs_in_one_slot(
+    tiny_task: Callable[..., TuningTask], living_tensor_bytes: Callable[[], int], tmp_path: Path
+) -> None:
     space = {"learning_rate": [i * 1e-4 for i in range(1, 21)], "lora_rank": 2, "adapter_batch_size": 2}
     plan = plan_task(tiny_task(search_space=space, budget={"steps": 2, "eval_interval_fraction": 1.0}))
     seen: set[str] = set()
@@ -266,7 +266,7 @@ def test_memory_is_flat_over_twenty_jobs_in_one_slot(tiny_task: Callable[..., Tu
         seen.update(boundary.running)
         if len(seen) in (5, 20):
             gc.collect()
-            levels[len(seen)] = held_bytes(torch.device("cpu"))
+            levels[len(seen)] = living_tensor_bytes()
         return []
 
     train(plan, runs_of(plan, tmp_path), num_slots=1, verdicts=look)

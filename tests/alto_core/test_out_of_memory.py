@@ -158,11 +158,11 @@ def test_what_torch_says_under_a_real_limit_of_memory_is_recognized() -> None:
     subprocess.run([sys.executable, "-c", REAL_LIMIT], check=True, cwd=REPOSITORY)
 
 
-def test_memory_that_stays_behind_is_told() -> None:
+def test_memory_that_stays_behind_is_told(living_tensor_bytes: Callable[[], int]) -> None:
     kept = []
-    with leaked_memory(torch.device("cpu")) as leaked:
+    with leaked_memory(living_tensor_bytes) as leaked:
         kept.append(torch.zeros(5 * 2**20))
     assert leaked[0] == pytest.approx(20 * 2**20, rel=0.1)
-    with leaked_memory(torch.device("cpu")) as leaked:
+    with leaked_memory(living_tensor_bytes) as leaked:
         torch.zeros(5 * 2**20)
     assert leaked[0] == 0
