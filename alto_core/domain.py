@@ -260,6 +260,8 @@ class Boundary:
     shortages: tuple[MemoryShortage, ...] = ()
     running: tuple[str, ...] = ()
     """Ids of the jobs that hold a slot."""
+    waiting: tuple[str, ...] = ()
+    """Ids of the jobs that wait for one."""
     tokens_per_second: float = 0.0
     step_seconds: float = 0.0
     """Wall time of the joint steps since the last boundary."""

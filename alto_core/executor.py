@@ -150,6 +150,7 @@ class Executor:
                     failures=failures,
                     shortages=shortages,
                     running=tuple(active),
+                    waiting=tuple(waiting),
                     tokens_per_second=sum(record.num_tokens for record in steps) / max(ended - started, 1e-9),
                     step_seconds=stepped - started,
                     evaluation_seconds=ended - stepped,
@@ -158,6 +159,8 @@ class Executor:
                 waiting |= joining
                 self._joined += joining
                 for verdict in (answer for answer in answers if isinstance(answer, Verdict)):
+                    if waiting.pop(verdict.job_id, None) is not None:
+                        continue
                     left = active.pop(verdict.job_id)
                     self._save_leaving(left.run)
                     self._leave(left, waiting, active)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Generator, Mapping, Sequence
 from pathlib import Path
 
+from alto_core.cancelling import CancelRequests, cancelled
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry
 from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, JobOutcome, JobState, Verdict
 from alto_core.earlier_run import EarlierRun
@@ -53,6 +54,7 @@ class Supervisor:
         self._decisions, self._savings = decisions, savings
         self._earlier = earlier or EarlierRun()
         self._recorded = set(self._earlier.recorded)
+        self._cancel_requests = CancelRequests(task_id, store)
 
     def train(self, executor: Executor, stretches: Sequence[JobRun], reserve: Sequence[JobRun] = ()) -> None:
         """Train every stretch to its end or to its verdict. On return all measurements and adapters are in MLflow.
@@ -67,8 +69,10 @@ class Supervisor:
         session = executor.run(stretches)
         boundary = next(session, None)
         while boundary is not None:
-            curves = self._record(boundary, progress)
-            verdicts = self._judge(boundary, curves)
+            asked = self._asked_to_cancel(boundary)
+            curves = self._record(boundary, progress, asked)
+            verdicts = [cancelled(job_id, curves[job_id].last_step, reason) for job_id, reason in asked.items()]
+            verdicts += [verdict for verdict in self._judge(boundary, curves) if verdict.job_id not in asked]
             ended = [*verdicts, *map(_as_verdict, boundary.failures)]
             revived = [waiting.pop(0) for verdict in ended if verdict.state in DEATHS and waiting]
             by_id |= {stretch.job.job_id: stretch for stretch in revived}
@@ -168,7 +172,7 @@ class Supervisor:
 
     def _judged_source(self, verdict: Verdict) -> CurveSource | None:
         """Where the curve was read from that a verdict judged, if it judged one."""
-        is_judged = verdict.state not in (JobState.FINISHED, JobState.FAILED)
+        is_judged = verdict.state not in (JobState.FINISHED, JobState.FAILED, JobState.CANCELLED)
         return self._runs.curve_source(verdict.job_id) if is_judged else None
 
     def _states(self) -> dict[str, JobState]:
@@ -177,12 +181,19 @@ class Supervisor:
     def _publish_decisions(self) -> None:
         self._runs.log_text(self._decisions.as_json(), ARTIFACT_NAME)
 
-    def _record(self, boundary: Boundary, progress: Progress) -> dict[str, Curve]:
+    def _asked_to_cancel(self, boundary: Boundary) -> dict[str, str]:
+        """Why jobs are to end that a person has had enough of. One that had ended so before ends where it did then."""
+        open_jobs = {*boundary.running, *boundary.waiting} - {*self._earlier.exits}
+        reasons = self._cancel_requests.reasons()
+        return {job_id: reason for job_id, reason in reasons.items() if job_id in open_jobs}
+
+    def _record(self, boundary: Boundary, progress: Progress, also: Collection[str]) -> dict[str, Curve]:
         self._runs.log_steps(boundary.steps)
         self._runs.log_evaluations(boundary.evaluations)
         progress.note_steps(boundary, self._recorded)
-        logged = {record.job_id: None for record in boundary.steps}
-        curves = self._runs.read_curves([*logged, *(failure.job_id for failure in boundary.failures)])
+        measured = [record.job_id for record in boundary.steps]
+        failed = [failure.job_id for failure in boundary.failures]
+        curves = self._runs.read_curves([*dict.fromkeys([*measured, *failed, *also])])
         progress.note_curves(boundary, [curve for job_id, curve in curves.items() if job_id not in self._recorded])
         return curves
 

@@ -398,12 +398,21 @@ def plan(
 
 
 @app.command()
-def cancel(task: TaskId) -> None:
-    """End a task of the queue; its GPUs are free when the command returns, its checkpoints stay."""
+def cancel(
+    task: TaskId,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="End this job alone, at the next evaluation; the others go on."),
+    ] = None,
+) -> None:
+    """End a task of the queue; its GPUs are free when the command returns, its checkpoints stay. Or one job of any."""
     from alto_core.domain import StopRequest
-    from flows.cli.stop import run_stop
+    from flows.cli.stop import run_cancel_job, run_stop
 
-    run_stop(task, StopRequest.CANCEL)
+    if job is not None:
+        run_cancel_job(task, job)
+    else:
+        run_stop(task, StopRequest.CANCEL)
 
 
 @app.command()

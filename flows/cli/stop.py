@@ -1,4 +1,4 @@
-"""`alto cancel`, `alto pause`, `alto unpause`: what a person asks of one task of the queue."""
+"""`alto cancel`, `alto pause`, `alto unpause`: what a person asks of a task of the queue, or of one job of a task."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 import typer
 
 from alto_core import wording
+from alto_core.cancelling import ask_to_cancel_job
 from alto_core.domain import QueueState, StopRequest, TaskState
 from alto_core.errors import StoreError
 from alto_core.settings import load_settings, prepare_environment
@@ -46,6 +47,23 @@ def run_stop(task_id: str, stop: StopRequest) -> None:
     if queue.entry(task_id).state is QueueState.ENDED:
         word = str(Store(settings).task(task_id).state)  # it may have finished in the meantime
     typer.echo(f"{task_id}: {word} after {wording.duration(time.monotonic() - started)}")
+
+
+def run_cancel_job(task_id: str, job: str) -> None:
+    """Ask for the end of one job of a task that is running or waiting.
+
+    Raises:
+        StoreError: there is no such task or job, or it has ended.
+        OwnerError: the task is someone else's.
+    """
+    from alto_core.workspace import Workspace
+
+    settings = load_settings()
+    prepare_environment(settings)
+    workspace = Workspace(task_id, settings)
+    job_id = workspace.find_job(job)
+    ask_to_cancel_job(workspace.store, task_id, job_id, by=who(settings))
+    typer.echo(f"{job_id}: ends at the next evaluation of {task_id}; the other jobs go on")
 
 
 def run_unpause(task_id: str) -> None:
