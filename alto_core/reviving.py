@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from alto_core.domain import JobState, Score
 from alto_core.early_exit import NonePolicy
@@ -66,7 +66,16 @@ def at_work_on(workspace: Workspace) -> Iterator[None]:
             f"task {workspace.task_id}: got a {state} task, expected one that has ended. Wait for its end."
         )
     with held(workspace.task_id, workspace.folder):
+        for record in workspace.records().values():
+            if record.state is JobState.RUNNING:  # whoever revived it was killed
+                _put_back(workspace, _as_it_ended(workspace, record))
         yield
+
+
+def _as_it_ended(workspace: Workspace, record: JobRecord) -> JobRecord:
+    """A job as it was before it was revived."""
+    last = [entry for entry in workspace.decisions.exits_of(record.job_id) if entry.state.is_end][-1]
+    return replace(record, state=last.state, step=last.step, reason=last.reason)
 
 
 def _put_back(workspace: Workspace, before: JobRecord) -> None:

@@ -148,6 +148,8 @@ def prepare_environment(settings: Settings, environ: MutableMapping[str, str] | 
         "PREFECT_HOME": str(settings.home / "prefect"),
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        # Doubling pauses, four minutes in all: a server that restarts must not end a run.
+        "PREFECT_CLIENT_MAX_RETRIES": "7",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "TOKENIZERS_PARALLELISM": "false",
         # Idle threads sleep instead of spinning: on two shared cores a training step is four times faster.

@@ -6,8 +6,15 @@ One real task for the whole module, run by the core alone; its tests leave it as
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +42,23 @@ from flows.cli.app import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parked")]
 Tune = Callable[..., Workspace]
+REPOSITORY = Path(__file__).resolve().parents[2]
+KILLED_REVIVAL = """
+import os, signal, sys
+from alto_core.reviving import revive_job
+from alto_core.settings import load_settings
+from alto_core.supervision import Supervisor
+from alto_core.workspace import Workspace
+
+record = Supervisor._record
+def record_and_die(self, *args):
+    record(self, *args)
+    self._runs.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Supervisor._record = record_and_die
+revive_job(Workspace(sys.argv[1], load_settings()), sys.argv[2])
+"""
 
 
 def all_stages(workspace: Workspace) -> None:
@@ -234,6 +258,28 @@ def test_an_interrupted_revival_leaves_the_job_parked(workspace: Workspace, monk
     after = workspace.records()[job_id]
     assert (after.state, after.step, after.reason) == (before.state, before.step, before.reason)
     assert json.loads(alto("revive", workspace.task_id, job_id, "--json"))["state"] == "finished"
+
+
+def test_a_killed_revival_leaves_a_job_that_can_be_revived_again(workspace: Workspace) -> None:
+    """SIGKILL as soon as the job is said to run; nothing of its curve is there twice afterwards."""
+    job_id = underperforming(workspace)
+    before = workspace.records()[job_id]
+    command = [sys.executable, "-c", KILLED_REVIVAL, workspace.task_id, job_id]
+    killed = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert workspace.records()[job_id].state is JobState.RUNNING
+
+    told = json.loads(alto("revive", workspace.task_id, job_id, "--json"))
+    assert told["state"] == "finished"
+    states = [entry.state for entry in workspace.decisions.exits_of(job_id)]
+    assert states == [before.state, JobState.RUNNING, JobState.FINISHED]
+    run_id = Tracker(load_settings()).task_runs(workspace.task_id).job_run_ids[job_id]
+    with closing(sqlite3.connect(load_settings().home / "mlflow.db")) as database:
+        query = "SELECT key, step FROM metrics WHERE run_uuid = ? AND key IN ('train_loss', 'val_loss')"
+        points = Counter(database.execute(query, [run_id]).fetchall())
+    assert points and set(points.values()) == {1}
 
 
 def test_states_beyond_the_disk_budget_are_thinned_to_the_adapter(tune: Tune) -> None:
