@@ -105,7 +105,7 @@ def _loners(problem: LaneProblem, bound: int) -> dict[int, int]:
     wide = [i for i, task in enumerate(problem.tasks) if problem.block_size(task) == size]
     left = ALONE_LOSS * bound * problem.num_hosts
     loners = {}
-    for i in sorted(wide, key=lambda i: -problem.tasks[i].seconds)[: len(free) - 1]:
+    for i in sorted(wide, key=lambda i: -problem.tasks[i].seconds)[: max(len(free) - 1, 0)]:
         left -= bound - problem.tasks[i].seconds
         if left < 0:
             break

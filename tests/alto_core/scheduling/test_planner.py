@@ -157,6 +157,18 @@ def test_many_tasks_on_many_hosts_come_nearer_to_the_bound_than_any_list() -> No
     assert plan.gap < lists.gap / 2
 
 
+def test_the_longest_first_list_is_kept_within_the_slack() -> None:
+    """Upper estimates do not bear out a gain of a few hundredths; a larger one is taken."""
+    instance = random_instance(6, num_tasks=12, sizes=(8,))
+    longest = max(b.end for b in list_schedule(instance, list_scheduling.longest_first(instance.waiting)))
+    best = plan_instance(instance, PlannerOptions(seconds=2, reproducible=True))
+    needed = longest / best.makespan - 1
+    assert needed > 0.001, "an instance on which the list is not the best plan"
+    for slack, makespan in ((1.01 * needed, longest), (0.99 * needed, best.makespan)):
+        plan = plan_instance(instance, PlannerOptions(seconds=2, reproducible=True, slack=slack))
+        assert plan.makespan == makespan
+
+
 def test_tasks_go_where_the_memory_is() -> None:
     machines = (
         Host(host_id="small", gpus=(0, 1), gpu_bytes=80),
