@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from alto_core.cluster.recovery import Finding
 from alto_core.settings import Settings
-from alto_core.tracking import deliver_left_behind
 
 
 def deliver_leftovers(settings: Settings) -> tuple[Finding, ...]:
@@ -13,6 +12,8 @@ def deliver_leftovers(settings: Settings) -> tuple[Finding, ...]:
     Raises:
         TrackingError: the embedded database cannot be used.
     """
+    from alto_core.tracking import deliver_left_behind  # here, because it takes MLflow: the scheduler does without
+
     return tuple(
         Finding(text=f"task {left.task_id}: {left.text}", task_id=left.task_id)
         for left in deliver_left_behind(settings)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alto_core.domain import Priority
-from alto_core.scheduling import inter_task, list_scheduling
+from alto_core.scheduling import list_scheduling
 from alto_core.scheduling.admission import TaskRequest, admit
 from alto_core.scheduling.bounds import makespan_bound
 from alto_core.scheduling.branching import MAX_TASKS, branch
@@ -246,6 +246,8 @@ class _ClassSearch:
         return taken + [0] * (len(host.gpus) - len(taken))
 
     def _by_solver(self, best: _Candidate, seconds: float) -> _Candidate | None:
+        from alto_core.scheduling import inter_task  # here: it takes a second, and most plans do without
+
         options = self._options
         solution = inter_task.solve(
             self._instance,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from alto_core.domain import Priority
-from alto_core.scheduling import inter_task, list_scheduling, planner
+from alto_core.scheduling import inter_task, list_scheduling
 from alto_core.scheduling.bounds import makespan_bound
 from alto_core.scheduling.instance import Booking, Host, Instance, Plan
 from alto_core.scheduling.list_scheduling import list_schedule
@@ -105,7 +105,7 @@ def test_a_wrong_answer_of_the_solver_is_not_used(
     solution: inter_task.Solution, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     instance = random_instance(1, num_tasks=12, sizes=(4,))
-    monkeypatch.setattr(planner.inter_task, "solve", lambda *_, **__: solution)
+    monkeypatch.setattr(inter_task, "solve", lambda *_, **__: solution)
     with caplog.at_level(logging.WARNING):
         plan = plan_instance(instance, replace(QUICK, gap=0))
     assert plan_faults(instance, plan) == ()
