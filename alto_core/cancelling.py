@@ -44,6 +44,8 @@ class CancelRequests:
             self._seen = event.event_id
             if event.kind == EVENT and event.job_id is not None:
                 self._reasons[event.job_id] = event.text
+            elif event.kind == "revived" and event.job_id is not None:
+                self._reasons.pop(event.job_id, None)  # asked of the job before it ended otherwise
         return self._reasons
 
 

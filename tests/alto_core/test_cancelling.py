@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner
 
-from alto_core.cancelling import ask_to_cancel_job
+from alto_core.cancelling import CancelRequests, ask_to_cancel_job
 from alto_core.config import TuningTask
 from alto_core.decision_log import DecisionLog
 from alto_core.domain import JobState, TaskState
@@ -19,7 +19,7 @@ from alto_core.ownership import Person
 from alto_core.preparation import create_task, plan_task
 from alto_core.resuming import take_up
 from alto_core.settings import load_settings
-from alto_core.store import Store
+from alto_core.store import EventDraft, Store
 from alto_core.task_lock import held
 from alto_core.tracking import Tracker
 from alto_core.training import train_until
@@ -102,6 +102,18 @@ def test_it_stays_cancelled_when_its_task_goes_on(begin: Callable[[], Workspace]
     states = {job_id: record.state for job_id, record in workspace.records().items()}
     assert states == {first: JobState.CANCELLED, second: JobState.FINISHED, last: JobState.FINISHED}
     assert [entry.state for entry in DecisionLog(workspace.folder).exits_of(first)] == [JobState.CANCELLED]
+
+
+def test_a_request_that_came_too_late_is_not_meant_for_a_revived_job(begin: Callable[[], Workspace]) -> None:
+    workspace = begin()
+    first, *_ = workspace.jobs
+    requests = CancelRequests(workspace.task_id, workspace.store)
+    cancel(workspace.task_id, first)
+    assert requests.reasons() == {first: "cancelled by a person"}
+    workspace.store.append_events(workspace.task_id, [EventDraft(kind="revived", job_id=first, text="again")])
+    assert requests.reasons() == CancelRequests(workspace.task_id, workspace.store).reasons() == {}
+    cancel(workspace.task_id, first)
+    assert list(requests.reasons()) == [first]
 
 
 def test_a_stranger_is_refused(begin: Callable[[], Workspace]) -> None:
