@@ -23,7 +23,7 @@ from alto_core.settings import load_settings
 from alto_core.store import Store
 from flows.cli.services import RunningService, Service
 
-AWAY_SECONDS = 15.0
+AWAY_SECONDS = 8.0
 
 
 def flow_runs(port: int) -> list[dict[str, Any]]:
