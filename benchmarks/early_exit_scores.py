@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from alto_core.data.rows import TaskData
 from alto_core.engine.engine import Engine
-from alto_core.evaluation.exact_match import ExactMatch
+from alto_core.text_metrics.exact_match import ExactMatch
 
 MAX_GENERATION_ROWS = 1024
 SCHEMA = pa.schema(

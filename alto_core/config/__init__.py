@@ -7,7 +7,7 @@ from alto_core.config.changes import with_changes
 from alto_core.config.dpo import DPO_LEARNING_RATES, DpoSection
 from alto_core.config.fields import NAME_PATTERN
 from alto_core.config.loading import load_task, parse_task
-from alto_core.config.search import GridSpace, ListedJob, ListSpace, LogRange, RandomSpace
+from alto_core.config.search import GridSpace, ListedJob, ListSpace, LogRange, RandomSpace, SearchSpace
 from alto_core.config.task import (
     PREFERENCE_METRICS,
     BudgetSection,
@@ -36,6 +36,7 @@ __all__ = [
     "LogRange",
     "ModelSection",
     "RandomSpace",
+    "SearchSpace",
     "SplitSection",
     "TuningTask",
     "load_task",

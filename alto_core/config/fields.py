@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -64,6 +65,11 @@ def _check_moment(value: Any) -> Any:
 
 def one_or_more(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
+
+
+def one_of(names: Iterable[str]) -> Any:
+    """One of these names, as `Literal` has it; for those that stand in a registry."""
+    return Literal[tuple(names)]
 
 
 def unique(values: list[Any]) -> list[Any]:

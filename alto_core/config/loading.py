@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from alto_core.config.search import STRATEGY_NAMES
 from alto_core.config.task import SplitSection, TuningTask
 from alto_core.config.yaml_text import read_yaml
 from alto_core.errors import TaskFileError
@@ -74,7 +75,7 @@ def _as_task_file_error(error: ValidationError, file: Path | str | None) -> Task
 
 def _is_union_tag(part: int | str) -> bool:
     """pydantic puts the names of union branches into the location; they mean nothing to a user."""
-    return isinstance(part, str) and (part in ("grid", "random", "list") or "[" in part or part == "LogRange")
+    return isinstance(part, str) and (part in STRATEGY_NAMES or "[" in part or part == "LogRange")
 
 
 def _is_quoted_number(value: Any) -> bool:

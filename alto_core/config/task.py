@@ -20,9 +20,12 @@ from alto_core.config.fields import (
     Positive,
     Section,
     Source,
+    one_of,
     unique,
 )
-from alto_core.config.search import GridSpace, ListSpace, RandomSpace
+from alto_core.config.search import AnySearchSpace
+from alto_core.early_exit import PRESETS
+from alto_core.text_metrics import TEXT_METRICS
 
 
 class ModelSection(Section):
@@ -121,7 +124,7 @@ class BudgetSection(Section):
 class EarlyExitSection(Section):
     """Which jobs end before their budget is spent."""
 
-    preset: Literal["guarded", "paper", "asha", "successive_halving", "median", "none"] = "guarded"
+    preset: one_of(PRESETS) = "guarded"  # type: ignore[valid-type]
     """Set of rules; see docs/early-exit.md."""
     overrides: dict[str, int | float] = Field(default_factory=dict)
     """Constants of the preset to change, by name; see docs/early-exit.md."""
@@ -131,17 +134,6 @@ class EarlyExitSection(Section):
 
 PREFERENCE_METRICS = ("preference", "preference_likelihood")
 """Measured on pairs of answers, so only with `objective: dpo`."""
-Metric = Literal[
-    "exact_match",
-    "numeric",
-    "multiple_choice",
-    "regex",
-    "rouge_l",
-    "bleu",
-    "function",
-    "preference",
-    "preference_likelihood",
-]
 METRIC_PARTS = {"regex": "pattern", "multiple_choice": "choices", "function": "function"}
 """The field that a metric needs, and no other metric may have."""
 
@@ -149,7 +141,7 @@ METRIC_PARTS = {"regex": "pattern", "multiple_choice": "choices", "function": "f
 class EvaluationSection(Section):
     """How finished jobs are compared."""
 
-    metric: Metric | None = None
+    metric: one_of([*TEXT_METRICS, "multiple_choice", *PREFERENCE_METRICS]) | None = None  # type: ignore[valid-type]
     """Measured on held-out rows, see docs/evaluation.md; None compares losses alone, and with `objective: dpo` it is
     `preference`."""
     pattern: str | None = None
@@ -230,7 +222,7 @@ class TuningTask(Section):
     """What jobs minimise: `sft` the negative log-likelihood of answers, `dpo` a loss over pairs of answers."""
     dpo: DpoSection | None = None
     """Settings of `objective: dpo`; None: the defaults."""
-    search_space: Annotated[GridSpace | RandomSpace | ListSpace, Field(discriminator="strategy")]
+    search_space: AnySearchSpace
     """With `objective: dpo` a grid or random search may leave out `learning_rate`; see docs/dpo.md for the default."""
     budget: BudgetSection
     early_exit: EarlyExitSection = EarlyExitSection()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from alto_core.domain import GateDecision, Verdict
@@ -40,7 +40,15 @@ class Policy(Protocol):
         ...
 
 
-PRESETS = ("guarded", "paper", "asha", "successive_halving", "median", "none")
+PRESETS: dict[str, Callable[[Mapping[str, float]], Policy]] = {
+    "guarded": lambda constants: GuardedPolicy(GuardedRules.with_overrides(constants)),
+    "paper": lambda constants: PaperPolicy(PaperRules.with_overrides(constants)),
+    "asha": lambda constants: AshaPolicy(AshaRules.with_overrides(constants)),
+    "successive_halving": lambda constants: SuccessiveHalvingPolicy(HalvingRules.with_overrides(constants)),
+    "median": lambda constants: MedianPolicy(MedianRules.with_overrides(constants)),
+    "none": lambda constants: NonePolicy(NoRules.with_overrides(constants)),
+}
+"""What a task file may name as its preset, and the policy that some changed constants make of it."""
 
 
 def make_policy(preset: str, overrides: Mapping[str, float]) -> Policy:
@@ -49,17 +57,6 @@ def make_policy(preset: str, overrides: Mapping[str, float]) -> Policy:
     Raises:
         TaskFileError: an unknown preset, an unknown constant, or a value out of its range.
     """
-    match preset:
-        case "guarded":
-            return GuardedPolicy(GuardedRules.with_overrides(overrides))
-        case "paper":
-            return PaperPolicy(PaperRules.with_overrides(overrides))
-        case "asha":
-            return AshaPolicy(AshaRules.with_overrides(overrides))
-        case "successive_halving":
-            return SuccessiveHalvingPolicy(HalvingRules.with_overrides(overrides))
-        case "median":
-            return MedianPolicy(MedianRules.with_overrides(overrides))
-        case "none":
-            return NonePolicy(NoRules.with_overrides(overrides))
-    raise TaskFileError("early_exit.preset", got=repr(preset), expected=f"one of {', '.join(PRESETS)}")
+    if preset not in PRESETS:
+        raise TaskFileError("early_exit.preset", got=repr(preset), expected=f"one of {', '.join(PRESETS)}")
+    return PRESETS[preset](overrides)

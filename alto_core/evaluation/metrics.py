@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from alto_core.config import PREFERENCE_METRICS, EvaluationSection
 from alto_core.data.rows import GenerationRow
 from alto_core.errors import TaskFileError
-from alto_core.evaluation.bleu import Bleu
-from alto_core.evaluation.exact_match import ExactMatch
 from alto_core.evaluation.multiple_choice import unknown_choice
-from alto_core.evaluation.numeric import Numeric
-from alto_core.evaluation.regex import Regex
-from alto_core.evaluation.rouge import RougeL
-from alto_core.evaluation.user_function import UserFunction
-
-
-class TextMetric(Protocol):
-    """Compares a generated answer with the reference of its row."""
-
-    def score(self, answer: str, reference: str) -> float:
-        """In [0, 1]; higher is better."""
-
-    def reference_problem(self, reference: str) -> str | None:
-        """Why a reference can never be reached; None where it can."""
+from alto_core.text_metrics import TEXT_METRICS, TextMetric
 
 
 def text_metric(evaluation: EvaluationSection) -> TextMetric | None:
@@ -33,22 +17,8 @@ def text_metric(evaluation: EvaluationSection) -> TextMetric | None:
     Raises:
         TaskFileError: its library or function cannot be imported, or the task file does not allow it to run.
     """
-    match evaluation.metric:
-        case "exact_match":
-            return ExactMatch()
-        case "numeric":
-            return Numeric()
-        case "regex":
-            assert evaluation.pattern is not None
-            return Regex(evaluation.pattern)
-        case "rouge_l":
-            return RougeL()
-        case "bleu":
-            return Bleu()
-        case "function":
-            assert evaluation.function is not None
-            return UserFunction(evaluation.function, is_allowed=evaluation.allow_function)
-    return None
+    make = TEXT_METRICS.get(evaluation.metric or "")
+    return make(evaluation) if make else None
 
 
 def check_metric(evaluation: EvaluationSection, rows_by_split: Mapping[str, Iterable[GenerationRow]]) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
-from alto_core.config import TuningTask, load_task
+from alto_core.config import load_task
 from alto_core.engine.serving import VLLM_MAX_RANKS, smallest_max_rank
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import dump, stdout_for
@@ -68,7 +68,7 @@ def _facts(plan: TaskPlan) -> list[tuple[str, str]]:
     low, high = content["steps_min"], content["steps_max"]
     modules = ", ".join(f"{name} ({count})" for name, count in plan.module_counts.items())
     return [
-        ("jobs", f"{len(plan.jobs)}, {_search_words(task)}"),
+        ("jobs", f"{len(plan.jobs)}, {task.search_space.in_words}"),
         ("steps", f"{low} a job" if low == high else f"{low} to {high} a job"),
         (
             "evaluations",
@@ -98,7 +98,3 @@ def _serving_words(largest_rank: int) -> str:
     if limit is None:
         return f"vLLM only up to rank {VLLM_MAX_RANKS[-1]}, the search space goes to {largest_rank}"
     return f"vLLM with --max-lora-rank {limit}, whichever job wins"
-
-
-def _search_words(task: TuningTask) -> str:
-    return {"grid": "every combination", "random": "drawn at random", "list": "as listed"}[task.search_space.strategy]

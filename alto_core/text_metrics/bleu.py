@@ -5,7 +5,7 @@ The mean over rows is not corpus BLEU, which weighs rows by length and has no ro
 
 from __future__ import annotations
 
-from alto_core.evaluation.extra import import_extra
+from alto_core.text_metrics.extra import import_extra
 
 
 class Bleu:

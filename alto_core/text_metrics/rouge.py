@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alto_core.evaluation.extra import import_extra
+from alto_core.text_metrics.extra import import_extra
 
 
 class RougeL:
