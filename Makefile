@@ -9,7 +9,7 @@ LOCKED_PIP = $(PIP) --no-deps --require-hashes --no-build-isolation
 COMPILE = .venv/tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 DATABASE := https://pypi.org/pypi/pip/23.0/json
 
-.PHONY: help quickstart test check format lock audit clean uninstall
+.PHONY: help quickstart test check format docs lock audit clean uninstall
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,9 @@ check: .venv/dev.stamp  ## lint, format, types, import contracts
 format: .venv/dev.stamp  ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: .venv/dev.stamp  ## build the documentation into build/docs
+	@$(BIN)/mkdocs build --quiet --strict && echo build/docs/index.html
 
 lock: .venv/tools/bin/uv  ## write requirements.lock anew: the versions of constraints.txt, with the SHA-256 of PyPI's files
 	@echo 'setuptools>=77' | $(COMPILE) - -o requirements-build.lock >/dev/null

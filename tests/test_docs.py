@@ -1,17 +1,178 @@
-"""The pages that are made from the code are current."""
+"""The documentation holds: made parts are current, links lead somewhere, commands, task files and code are real."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+import pytest
+import typer
+import yaml
+
+from alto_core import settings
+from alto_core.config import parse_task
+from flows.cli.app import app
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?<=\n\n)((?:    .*\n)+)")
+CODE_SPAN = re.compile(r"`[^`\n]+`")
+COMMAND = re.compile(r"^(?:\$ )?alto (?P<words>.+)$", re.MULTILINE)
+SPOKEN_COMMAND = re.compile(r"(?<=`)alto (?P<words>[^`\n]+)(?=`)")
 
 
-def test_the_task_file_reference_names_every_field_as_the_code_has_it() -> None:
-    script = DOCS / "make_task_file_reference.py"
-    spec = importlib.util.spec_from_file_location("make_task_file_reference", script)
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page."""
+
+    page: str
+    language: str
+    text: str
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for _, language, content in FENCE.findall(text):
+            yield Block(page.name, language, content)
+        for content in INDENTED.findall(FENCE.sub("", text)):
+            yield Block(page.name, "", "".join(line[4:] + "\n" for line in content.splitlines()))
+
+
+def make_reference() -> ModuleType:
+    script = DOCS / "make_reference.py"
+    spec = importlib.util.spec_from_file_location(script.stem, script)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (DOCS / "task-file.md").read_text(encoding="utf-8") == module.reference(), f"run: python docs/{script.name}"
+    return module
+
+
+def test_the_made_parts_of_all_pages_are_as_the_code_has_them() -> None:
+    module = make_reference()
+    made = dict(module.pages())
+    assert {file.name for file in made} == {"cli.md", "limits.md", "settings.md", "task-file.md", "tracking.md"}
+    for file, page in made.items():
+        assert file.read_text(encoding="utf-8") == page, f"{file.name} is old; run: python docs/make_reference.py"
+
+
+def test_every_variable_that_the_settings_read_is_in_their_table() -> None:
+    code = Path(settings.__file__).read_text(encoding="utf-8")
+    read = set(re.findall(r'env\.get\("(\w+)"\)', code))
+    listed = set(re.findall(r"^\| `(\w+)` \|", settings.__doc__ or "", re.MULTILINE))
+    assert read == listed
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub and mkdocs name them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_lead_to_what_is_there(page: Path) -> None:
+    text = CODE_SPAN.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))
+    for target in LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), f"{page.name}: {target} leads nowhere"
+        assert file.resolve().is_relative_to(DOCS) or page.parent == REPOSITORY, (
+            f"{page.name}: {target} is not on the site"
+        )
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target} names no heading of {file.name}"
+
+
+def written_commands() -> list[tuple[str, str]]:
+    """Page and words of each `alto ...` in code, comments cut off."""
+    found = [(block.page, match["words"]) for block in blocks() for match in COMMAND.finditer(block.text)]
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        found += [(page.name, match["words"]) for match in SPOKEN_COMMAND.finditer(text)]
+    return found
+
+
+def test_every_command_in_the_documentation_is_one_with_these_options() -> None:
+    group: Any = typer.main.get_command(app)
+    written = written_commands()
+    assert len(written) > 100
+    for page, words in written:
+        name, *rest = shlex.split(words, comments=True)
+        if name.startswith("-") or name.isupper():
+            continue
+        assert name in group.commands, f"{page}: `alto {words}` is no command"
+        known = {option for parameter in group.commands[name].params for option in parameter.opts} | {"--help", "-h"}
+        options = {word.partition("=")[0] for word in rest if word.startswith("-")}
+        assert options <= known, f"{page}: `alto {words}` has no {sorted(options - known)}"
+
+
+def yaml_blocks() -> list[Block]:
+    return [block for block in blocks() if block.language == "yaml"]
+
+
+WHOLE: dict[str, Any] = {
+    "name": "whole",
+    "model": {"name": "model"},
+    "data": {"source": "rows.jsonl"},
+    "search_space": {"learning_rate": 1e-4, "lora_rank": 8},
+    "budget": {"steps": 1},
+}
+
+
+def test_every_task_file_in_the_documentation_is_one() -> None:
+    """One with a name is whole; sections alone stand for a task that has them."""
+    found = yaml_blocks()
+    assert sum("name" in yaml.safe_load(block.text) for block in found) >= 2
+    for block in found:
+        content = yaml.safe_load(block.text)
+        parse_task(content if "name" in content else WHOLE | content, file=block.page)
+
+
+def test_python_in_the_documentation_compiles() -> None:
+    found = [block for block in blocks() if block.language == "python"]
+    assert len(found) >= 5
+    for block in found:
+        ast.parse(block.text, block.page)
+
+
+class _Loads(HTMLParser):
+    """What a page makes a browser fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        wanted = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}.get(tag)
+        self.addresses += [value for name, value in attrs if name == wanted and value]
+
+
+def test_the_site_builds_without_a_warning_and_its_pages_load_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    built = sorted(tmp_path.glob("*.html"))
+    assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in built}
+    for page in built:
+        loads = _Loads()
+        loads.feed(page.read_text(encoding="utf-8"))
+        assert [address for address in loads.addresses if re.match(r"[a-z]+:|//", address)] == []
+    for style in tmp_path.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )['\"]?(https?:)?//", style.read_text(encoding="utf-8"))

@@ -1,0 +1,200 @@
+"""Write those parts of the pages that the code or a measured table knows: fields of the task file, commands, and so on.
+
+python docs/make_reference.py
+
+A page holds such a part between two comments, `<!-- made by docs/make_reference.py: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from alto_core import settings
+from alto_core.budget import job_budget
+from alto_core.config import TuningTask, parse_task
+from alto_core.domain import Interval, JobOutcome, JobState, Score
+from alto_core.search_space import expand_search_space
+from alto_core.tracking import description
+from flows.cli.app import app
+
+DOCS = Path(__file__).parent
+STEPS = DOCS.parent / "benchmarks" / "results" / "step.csv"
+PART = re.compile(r"(?<=<!-- made by docs/make_reference\.py: )([a-z-]+)( -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+
+
+def with_parts(page: str) -> str:
+    """A page with all its made parts written anew."""
+    return PART.sub(lambda found: f"{found[1]}{found[2]}\n{PARTS[found[1]]().strip()}\n", page)
+
+
+def task_file_fields() -> str:
+    schema = TuningTask.model_json_schema()
+    definitions = schema.pop("$defs")
+    sections = [("Top level", schema)] + [(name, definitions[name]) for name in definitions]
+    return "".join(_section(title, content) for title, content in sections)
+
+
+def commands() -> str:
+    """A heading per command, its help, and its arguments and options."""
+    group: Any = typer.main.get_command(app)
+    return "\n".join(_command(name, command) for name, command in group.commands.items())
+
+
+def environment_variables() -> str:
+    """The table that the settings' module opens with."""
+    return "\n".join(line for line in (settings.__doc__ or "").splitlines() if line.startswith("|"))
+
+
+def telemetry() -> str:
+    rows = "".join(f"| `{name}` | `{value}` |\n" for name, value in settings.TELEMETRY_OFF.items())
+    return f"| variable | value |\n| --- | --- |\n{rows}"
+
+
+def mlflow_names() -> str:
+    """Tags, parameters and metrics, as the functions that log them name them for an example."""
+    task = parse_task(
+        {
+            "name": "example",
+            "model": {"name": "model", "revision": "main"},
+            "data": {"source": "rows.jsonl"},
+            "objective": "dpo",
+            "search_space": {"learning_rate": 1e-4, "lora_rank": 8},
+            "budget": {"epochs": 1},
+        }
+    )
+    both = task.model_copy(update={"budget": task.budget.model_copy(update={"steps": 1})})
+    data = description.DatasetSummary(
+        name="rows", source="rows.jsonl", digest="0", num_train=8, num_validation=1, num_test=1, num_tokens=9
+    )
+    (job,) = expand_search_space(task.search_space, ["q_proj"], task.betas)
+    outcome = JobOutcome(
+        job_id=job.job_id,
+        state=JobState.FINISHED,
+        reason="",
+        step=1,
+        total_steps=job_budget(job, task.budget, data.num_train).total_steps,
+        best_step=1,
+        best_val_loss=1.0,
+    )
+    interval = Interval(value=1.0, low=1.0, high=1.0, num_rows=1)
+    score = Score(job_id=None, split="SPLIT", loss=1.0, loss_standard_error=0.0, metric="METRIC", metric_value=interval)
+    rows = {
+        "tags of a task's run": description.task_tags(task, "", ""),
+        "tags of a job's run": description.job_tags(task, "", job, 0, "", ""),
+        "parameters of a task's run": [param.key for param in description.task_params(both, 1, data)],
+        "parameters of a job's run": [param.key for param in description.job_params(task, job, data)],
+        "metrics at a job's end": description.job_metrics(outcome, job.rows_per_update),
+        "metrics of a scored split": description.score_metrics(score),
+    }
+    lines = (f"| {what} | {', '.join(f'`{name}`' for name in sorted(names))} |\n" for what, names in rows.items())
+    return f"| what | names |\n| --- | --- |\n{''.join(lines)}"
+
+
+def step_costs() -> str:
+    """Time per token of joint steps, from the measured rows."""
+    with STEPS.open(encoding="utf-8", newline="") as file:
+        measured = list(csv.DictReader(file))
+    backbones = {row["row"]: float(row["ms"]) for row in measured if row["method"].startswith("frozen backbone")}
+    ours = sorted(
+        (row for row in measured if row["method"] == "ours"), key=lambda row: (row["model"], int(row["tokens"]))
+    )
+    lines = (
+        f"| Llama {row['model'].upper()} | {row['jobs']} x {row['batch']} | {int(row['tokens']):,} | "
+        f"{float(row['ms']):.1f} | {1000 * float(row['ms']) / int(row['tokens']):.1f} | {row['peak_gib']} | "
+        f"{float(row['ms']) / backbones[row['row']]:.2f} |\n"
+        for row in ours
+    )
+    head = "model | jobs x rows | tokens | ms a step | ms per 1,000 tokens | peak GiB | over the frozen model alone"
+    return f"| {head} |\n|{' --- |' * 7}\n{''.join(lines)}"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "task-file-fields": task_file_fields,
+    "commands": commands,
+    "environment-variables": environment_variables,
+    "telemetry": telemetry,
+    "mlflow-names": mlflow_names,
+    "step-costs": step_costs,
+}
+
+
+def _command(name: str, command: Any) -> str:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    usage = " ".join(["alto", name, *(argument.metavar for argument in arguments)])
+    rows = [(argument.metavar, argument.help) for argument in arguments]
+    rows += [(_option(option), _with_default(option)) for option in options]
+    table = "".join(f"| `{shown}` | {_text(about)} |\n" for shown, about in rows)
+    head = "\n| argument, option | meaning |\n| --- | --- |\n" if table else ""
+    return f"### `{usage}`\n\n{_text(command.help)}\n{head}{table}"
+
+
+def _option(option: Any) -> str:
+    value = "" if option.is_flag else f" {option.metavar or option.name.rpartition('_')[2].upper()}"
+    return ", ".join(option.opts) + value
+
+
+def _with_default(option: Any) -> str:
+    is_shown = not option.is_flag and option.default is not None
+    return f"{option.help} Default: {option.default}." if is_shown else str(option.help)
+
+
+def _section(title: str, content: dict[str, Any]) -> str:
+    required = set(content.get("required", ()))
+    rows = "".join(
+        f"| `{name}` | {_type(field)} | {'**required**' if name in required else _default(field)} | "
+        f"{_text(field.get('description', ''))} |\n"
+        for name, field in content["properties"].items()
+    )
+    about = _text(content.get("description", ""))
+    return f"\n## {title}\n\n{about}\n\n| field | type | default | meaning |\n| --- | --- | --- | --- |\n{rows}"
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "$ref" in field:
+        name = field["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    for key in ("anyOf", "oneOf"):
+        if key in field:
+            return " or ".join(dict.fromkeys(_type(option) for option in field[key]))
+    kind = str(field.get("type", "any"))
+    if kind == "array":
+        return f"list of {_type(field['items'])}"
+    bounds = [
+        f"{sign} {field[key]}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+        if key in field
+    ]
+    return f"{kind} {', '.join(bounds)}".strip()
+
+
+def _default(field: dict[str, Any]) -> str:
+    default = field.get("default")
+    return "" if default is None else f"`{default}`"
+
+
+def _text(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page that has made parts, and what it should hold."""
+    for file in sorted(DOCS.glob("*.md")):
+        page = file.read_text(encoding="utf-8")
+        if PART.search(page):
+            yield file, with_parts(page)
+
+
+if __name__ == "__main__":
+    for file, page in pages():
+        file.write_text(page, encoding="utf-8")
