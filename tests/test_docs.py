@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from alto_core import settings
 from alto_core.config import parse_task
+from alto_core.config.yaml_text import read_yaml
 from flows.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -122,10 +122,6 @@ def test_every_command_in_the_documentation_is_one_with_these_options() -> None:
         assert options <= known, f"{page}: `alto {words}` has no {sorted(options - known)}"
 
 
-def yaml_blocks() -> list[Block]:
-    return [block for block in blocks() if block.language == "yaml"]
-
-
 WHOLE: dict[str, Any] = {
     "name": "whole",
     "model": {"name": "model"},
@@ -137,11 +133,10 @@ WHOLE: dict[str, Any] = {
 
 def test_every_task_file_in_the_documentation_is_one() -> None:
     """One with a name is whole; sections alone stand for a task that has them."""
-    found = yaml_blocks()
-    assert sum("name" in yaml.safe_load(block.text) for block in found) >= 2
-    for block in found:
-        content = yaml.safe_load(block.text)
-        parse_task(content if "name" in content else WHOLE | content, file=block.page)
+    found = [(block.page, read_yaml(block.text)) for block in blocks() if block.language == "yaml"]
+    assert sum("name" in content for _, content in found) >= 2
+    for page, content in found:
+        parse_task(content if "name" in content else WHOLE | content, file=page)
 
 
 def test_python_in_the_documentation_compiles() -> None:

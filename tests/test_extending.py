@@ -122,7 +122,7 @@ def tuned(
             "lora_rank": [2, 4, 8],
             "target_modules": ["widen", "narrow"],
         },
-        "budget": {"steps": 12, "eval_interval_fraction": 0.08, "gate_warmup_fraction": 0.5},
+        "budget": {"steps": 8, "eval_interval_fraction": 0.125, "gate_warmup_fraction": 0.5},
         "early_exit": {"preset": "patience", "overrides": {"patience": 3}},
         "evaluation": {"metric": "shared_start", "max_new_tokens": 4},
     }
