@@ -8,6 +8,7 @@ A page holds such a part between two comments, `<!-- made by docs/make_reference
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,9 +42,11 @@ def task_file_fields() -> str:
 
 
 def commands() -> str:
-    """A heading per command, its help, and its arguments and options."""
+    """In the groups of `alto --help`: a heading per command, its help, its arguments and options."""
     group: Any = typer.main.get_command(app)
-    return "\n".join(_command(name, command) for name, command in group.commands.items())
+    by_panel = itertools.groupby(group.commands.items(), key=lambda item: item[1].rich_help_panel)
+    sections = [(panel, [_command(name, command) for name, command in items]) for panel, items in by_panel]
+    return "\n".join(f"### {panel}\n\n" + "\n".join(entries) for panel, entries in sections)
 
 
 def environment_variables() -> str:
@@ -136,7 +139,7 @@ def _command(name: str, command: Any) -> str:
     rows += [(_option(option), _with_default(option)) for option in options]
     table = "".join(f"| `{shown}` | {_text(about)} |\n" for shown, about in rows)
     head = "\n| argument, option | meaning |\n| --- | --- |\n" if table else ""
-    return f"### `{usage}`\n\n{_text(command.help)}\n{head}{table}"
+    return f"#### `{usage}`\n\n{_text(command.help)}\n{head}{table}"
 
 
 def _option(option: Any) -> str:
