@@ -40,7 +40,7 @@ class Policy(Protocol):
         ...
 
 
-PRESETS: dict[str, Callable[[Mapping[str, float]], Policy]] = {
+POLICIES: dict[str, Callable[[Mapping[str, float]], Policy]] = {
     "guarded": lambda constants: GuardedPolicy(GuardedRules.with_overrides(constants)),
     "paper": lambda constants: PaperPolicy(PaperRules.with_overrides(constants)),
     "asha": lambda constants: AshaPolicy(AshaRules.with_overrides(constants)),
@@ -48,7 +48,9 @@ PRESETS: dict[str, Callable[[Mapping[str, float]], Policy]] = {
     "median": lambda constants: MedianPolicy(MedianRules.with_overrides(constants)),
     "none": lambda constants: NonePolicy(NoRules.with_overrides(constants)),
 }
-"""What a task file may name as its preset, and the policy that some changed constants make of it."""
+"""The presets that a task file may name, and the policy that each makes of the constants that are changed."""
+
+PRESETS = tuple(POLICIES)
 
 
 def make_policy(preset: str, overrides: Mapping[str, float]) -> Policy:
@@ -59,4 +61,4 @@ def make_policy(preset: str, overrides: Mapping[str, float]) -> Policy:
     """
     if preset not in PRESETS:
         raise TaskFileError("early_exit.preset", got=repr(preset), expected=f"one of {', '.join(PRESETS)}")
-    return PRESETS[preset](overrides)
+    return POLICIES[preset](overrides)
