@@ -157,6 +157,13 @@ def test_many_tasks_on_many_hosts_come_nearer_to_the_bound_than_any_list() -> No
     assert plan.gap < lists.gap / 2
 
 
+def test_equal_tasks_that_do_not_come_out_even_are_known_to_be_planned_well() -> None:
+    """Fifteen on two GPUs: eight follow each other on one of them. No search is needed to know it."""
+    instance = Instance(hosts=hosts(2), waiting=tuple(task(f"t{i}", 1, 5) for i in range(15)))
+    plan = plan_instance(instance, PlannerOptions(seconds=0))
+    assert (plan.makespan, plan.bound) == (40, 40)
+
+
 def test_the_longest_first_list_is_kept_within_the_slack() -> None:
     """Upper estimates do not bear out a gain of a few hundredths; a larger one is taken."""
     instance = random_instance(6, num_tasks=12, sizes=(8,))
