@@ -18,7 +18,7 @@ def ask_to_cancel_job(store: Store, task_id: str, job_id: str, by: Person) -> No
     """Ask for the end of one job. It ends at the next evaluation of its task, also where it waits for a slot.
 
     Raises:
-        StoreError: there is no such task or job, or it has ended.
+        StoreError: there is no such task, or the job has ended.
         OwnerError: the task is someone else's.
     """
     task = store.task(task_id)
