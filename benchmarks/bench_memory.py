@@ -30,7 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 PARTS = ("profile", "packings", "duration", "occupancy")
-PACKINGS = 30
+PACKINGS = 16
+"""Of each model."""
 COLUMNS = ("row", "model", "jobs", "rank_rows", "tokens", "labels", "predicted_gib", "measured_gib", "reserved_gib",
            "error")  # fmt: skip
 MAX_TOKENS = {"tiny": 256, "1b": 24576, "8b": 8192}
@@ -82,6 +83,20 @@ def rows_of(backbone: Any, count: int, seed: int) -> list[Any]:
     if backbone.name == "tiny":
         lengths = [2 + length % 12 for length in lengths]
     return make_rows(count, backbone.model.config.vocab_size, lengths, seed=seed)
+
+
+def random_data(train: Sequence[Any], held_out: Sequence[Any]) -> Any:
+    """Task data of such rows."""
+    from alto_core.data.report import DataReport
+    from alto_core.data.rows import SplitData, TaskData
+
+    report = DataReport(row_format="random", rows_read={}, splits=(), left_out=(), ignored_columns=(), notes=())
+    return TaskData(
+        train=SplitData(name="train", rows=tuple(train), generation_rows=()),
+        validation=SplitData(name="validation", rows=tuple(held_out), generation_rows=()),
+        test=None, digest="", report=report, stop_token_ids=(0,), pad_token_id=0,
+        max_length=1024,
+    )  # fmt: skip
 
 
 def targets_of(jobs: Sequence[Any]) -> list[str]:
@@ -211,17 +226,7 @@ class Bench:
         return backfilled_share(used, jobs, plan, mean_row), wave_share(made, jobs, plan, mean_row)
 
     def _data(self) -> Any:
-        from alto_core.data.report import DataReport
-        from alto_core.data.rows import SplitData, TaskData
-
-        report = DataReport(row_format="random", rows_read={}, splits=(), left_out=(), ignored_columns=(), notes=())
-        train, held_out = rows_of(self.backbone, 256, 3), rows_of(self.backbone, 16, 4)
-        return TaskData(
-            train=SplitData(name="train", rows=tuple(train), generation_rows=()),
-            validation=SplitData(name="validation", rows=tuple(held_out), generation_rows=()),
-            test=None, digest="", report=report, stop_token_ids=(0,), pad_token_id=0,
-            max_length=1024,
-        )  # fmt: skip
+        return random_data(rows_of(self.backbone, 256, 3), rows_of(self.backbone, 16, 4))
 
     def _plan(self, jobs: Sequence[Any], *, slots: int, tokens_of: int | None = None) -> Any:
         """The packing of a GPU that has room for so many jobs, or rows."""
@@ -346,7 +351,7 @@ def measure(models: Sequence[str], parts: Sequence[str], out: Path, deadline: fl
         bench = Bench(name, out, deadline)
         bench.note_profile()
         if "duration" in parts and name == models[0]:
-            predicted, real = bench.duration(1.0 if name == "tiny" else 60.0)
+            predicted, real = bench.duration(1.0 if name == "tiny" else 45.0)
             save_bars(out, {"memory.duration_error": abs(predicted / real - 1)})
             print(f"{name} duration: predicted {predicted:.1f} s, real {real:.1f} s", flush=True)
         if "occupancy" in parts and name == models[0]:

@@ -341,7 +341,7 @@ def measure(row: str, out: Path, *, profile: bool = False) -> None:
         times, tokens = time_lengths(backbone, make_jobs(count, batch))
     else:
         times = time_ours(backbone, make_jobs(count, batch), batch, profile=profile)
-    peak = torch.cuda.max_memory_allocated() / 2**30
+    peaks = {"ours": torch.cuda.max_memory_allocated() / 2**30}
     if row != "1b_lengths":
         times["frozen backbone, compiled, graph"] = time_frozen(backbone, tokens)
     del backbone
@@ -349,12 +349,14 @@ def measure(row: str, out: Path, *, profile: bool = False) -> None:
     torch.cuda.empty_cache()
     if row in PEFT_ROWS:
         times.update(time_peft(name, count, batch))
+        torch.cuda.reset_peak_memory_stats()
         times["padded bmm, eager"] = time_bmm(name, count, batch)
+        peaks["padded bmm, eager"] = torch.cuda.max_memory_allocated() / 2**30
     medians = {method: statistics.median(values) for method, values in times.items()}
     shares = {method: 4 * num_parameters * tokens / (ms / 1000) / ceiling for method, ms in medians.items()}
     table = [
         (row, name, count, batch, tokens, method, f"{min(values):.3f}", f"{medians[method]:.3f}", f"{max(values):.3f}",
-         f"{shares[method]:.4f}", f"{peak:.2f}" if method == "ours" else "")
+         f"{shares[method]:.4f}", f"{peaks[method]:.2f}" if method in peaks else "")
         for method, values in times.items()
     ]  # fmt: skip
     bars = _bars(row, medians, shares)
@@ -364,7 +366,7 @@ def measure(row: str, out: Path, *, profile: bool = False) -> None:
     is_new = not (out / "step.csv").exists()
     with (out / "step.csv").open("a", newline="", encoding="utf-8") as target:
         csv.writer(target, lineterminator="\n").writerows([*([COLUMNS] if is_new else []), *table])
-    print(row, f"ceiling {ceiling / 1e12:.0f} TFLOP/s, peak {peak:.1f} GiB", flush=True)
+    print(row, f"ceiling {ceiling / 1e12:.0f} TFLOP/s, peak {peaks['ours']:.1f} GiB", flush=True)
     for method, ms in medians.items():
         print(f"   {method:36s} {ms:9.2f} ms  share {shares[method]:.3f}", flush=True)
 

@@ -4,9 +4,10 @@
     python benchmarks/end_to_end.py --record FOLDER                         # anywhere: takes them into results/
 
 The rows have the columns `question` and `answer`; 1,000 train and 128 validate. Every job makes three epochs and is
-evaluated 27 times; tracking, checkpoints and the registry are on. PEFT is timed eager over a sample of steps and
-evaluations of each batch size at rank 32, rows padded to the longest of their batch, and scaled to all jobs. FOLDER
-gets end_to_end.csv, end_to_end.json, the events of both runs and their loss curves.
+evaluated 27 times; tracking, checkpoints and the registry are on. A small task runs first, which profiles the model and
+compiles kernels; its time stands beside, as what the first task on a machine takes longer. PEFT is timed eager over a
+sample of steps and evaluations of each batch size at rank 32, rows padded to the longest of their batch, and scaled to
+all jobs. FOLDER gets end_to_end.csv, end_to_end.json, the events of all runs and their loss curves.
 """
 
 from __future__ import annotations
@@ -29,19 +30,25 @@ TRAIN_ROWS, VALIDATION_ROWS, EPOCHS, EVALUATIONS = 1000, 128, 3, 27
 LEARNING_RATES = (1e-5, 5e-5, 2e-4, 3e-4, 5e-4)
 RANKS = (16, 32, 64)
 BATCH_SIZES = (1, 2, 4, 8)
+FIRST_ROWS = 64
 COLUMNS = ("run", "seconds", "training_seconds", "tracking_share", "samples_saved_share", "winner", "val_loss")
 
 
-def write_task(folder: Path, model: Path, rows: Path, preset: str, limit: int, jobs: Mapping[str, Any]) -> Path:
-    """A task file; `jobs` narrows the search space."""
+FIRST = "first on the machine"
+
+
+def write_task(folder: Path, model: Path, rows: Path, name: str, limit: int, jobs: Mapping[str, Any]) -> Path:
+    """A task file under a preset's name, or a small one; `jobs` narrows the search space."""
+    is_first = name == FIRST
     space = {
         "learning_rate": list(LEARNING_RATES),
         "lora_rank": list(RANKS),
         "adapter_batch_size": list(BATCH_SIZES),
         **jobs,
+        **({"learning_rate": [LEARNING_RATES[0]]} if is_first else {}),
     }
     task = {
-        "name": f"sixty-jobs-{preset}",
+        "name": "first" if is_first else f"sixty-jobs-{name}",
         "model": {"name": str(model.resolve())},
         "data": {
             "source": str(rows.resolve()),
@@ -52,22 +59,21 @@ def write_task(folder: Path, model: Path, rows: Path, preset: str, limit: int, j
         },
         "search_space": space,
         "budget": {"epochs": EPOCHS, "eval_interval_fraction": 1 / EVALUATIONS},
-        "early_exit": {"preset": preset},
+        "early_exit": {"preset": "none" if is_first else name},
     }
-    file = folder / f"{preset}.yaml"
+    file = folder / f"{task['name']}.yaml"
     file.write_text(json.dumps(task, indent=1), encoding="utf-8")  # JSON is YAML
     return file
 
 
 def run_task(file: Path, out: Path) -> dict[str, Any]:
-    """`alto tune` in a workspace of its own; its result object, with the seconds that the stages of training took."""
-    preset = file.stem
-    environment = {**os.environ, "ALTO_HOME": str(out / f"home-{preset}")}
+    """`alto tune`; its result object, with the seconds that the stages of training took."""
+    environment = {**os.environ, "ALTO_HOME": str(out / "home")}
     command = [sys.executable, "-c", "from flows.cli.app import main; main()", "tune", str(file), "--json"]
     started = time.monotonic()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     wall = time.monotonic() - started
-    (out / f"{preset}.events.jsonl").write_text(done.stdout, encoding="utf-8")
+    (out / f"{file.stem}.events.jsonl").write_text(done.stdout, encoding="utf-8")
     if done.returncode:
         raise SystemExit(f"alto tune ended with exit code {done.returncode}")
     objects = [json.loads(line) for line in done.stdout.splitlines()]
@@ -148,8 +154,9 @@ def measure(model: Path, rows: Path, out: Path, *, limit: int, jobs: Mapping[str
     """Both runs and the comparison; what is there is written down after each."""
     out.mkdir(parents=True, exist_ok=True)
     table, results = [], {}
-    for preset in ("none", "guarded"):
-        result = run_task(write_task(out, model, rows, preset, limit, jobs), out)
+    for preset in (FIRST, "none", "guarded"):
+        num_rows = min(limit, FIRST_ROWS) if preset == FIRST else limit
+        result = run_task(write_task(out, model, rows, preset, num_rows, jobs), out)
         results[preset] = result
         winner = next(row for row in result["leaderboard"] if row["job_id"] == result["winner"])
         table.append(
@@ -159,7 +166,7 @@ def measure(model: Path, rows: Path, out: Path, *, limit: int, jobs: Mapping[str
         )  # fmt: skip
         _write(out, table, results, None)
         print(*table[-1], flush=True)
-    per_batch = peft_seconds(out / "none.yaml")
+    per_batch = peft_seconds(out / "sixty-jobs-none.yaml")
     num_jobs = {b: len(results["none"]["leaderboard"]) // len(BATCH_SIZES) for b in BATCH_SIZES}
     total = sum(
         num_jobs[b] * (EPOCHS * (limit // b) * update + EVALUATIONS * evaluation)

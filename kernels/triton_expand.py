@@ -153,7 +153,7 @@ def expand_(
     assert s_PTQ.shape[0] == count
     assert all(w.stride() == weights_RO[0].stride() for w in weights_RO), "one row stride"
     tiles = tiles or choose_tiles("expand", num_tokens, width, count)
-    block = tiles.block_rank or rank_block(first)
+    block = rank_block(first)
     column = tiles.block_tokens * out_TO.element_size() + count * block * weights_RO[0].element_size()
     block_width = fit_width(tiles.block_width, column, tiles.num_stages, 110_000)
     block_width = min(block_width, max(16, triton.next_power_of_2(width)))

@@ -33,8 +33,6 @@ class Tiles:
     """Of the reduction; `shrink` only."""
     width_tiles: int = 1
     """Neighbouring tiles of one program; `expand` only."""
-    block_rank: int = 0
-    """Most ranks that need no loop in `expand`; 0: `rank_block`."""
 
 
 DEFAULT = {

@@ -1,7 +1,8 @@
 """One forward pass over the rows of many jobs, with or without gradients and update: as it comes, or from a CUDA graph.
 
-On CUDA with Triton kernels and flash attention a pass is captured once per bucket of token counts and replayed from
-then on. Jobs that come and go, other ranks, learning rates and batch sizes change the content of its inputs alone.
+On CUDA with Triton kernels and flash attention passes are captured by bucket of token counts and replayed from then
+on. Jobs that come and go, other ranks, learning rates and batch sizes change the content of its inputs alone. A capture
+takes a second or two, so a pass is filled up to a larger captured one until that has cost about as much as a capture.
 
 Shape suffixes: P labels, Q measured quantities, J slots, U units of a loss.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -29,8 +31,12 @@ from kernels.side_streams import UnfinishedGradients
 
 MAX_GRAPHS = 24
 """Captured passes that are kept; the one that was used longest ago goes first."""
+CAPTURE_FLOPS = 4e14
+"""What a GPU could have computed while a pass is captured: some 1.5 seconds of training."""
 UNFINISHED_TOKENS = 1024
 """Up to here gradients of adapters may run on beside the layers that follow; it keeps all layers' inputs in memory."""
+FREE_SEGMENTS = 64
+"""Up to so many a pass has room for a segment of every slot."""
 ROW_STEP = 64
 """Longest rows of captured passes are a multiple of this."""
 
@@ -94,7 +100,13 @@ class PassRunner:
         self.norms_J = torch.zeros_like(self.losses_J)
         """Norms of the gradients of the last update, by slot."""
         self._slot_numbers_J1 = torch.arange(num_slots, device=backbone.device)[:, None]
-        self._captured: dict[tuple[PassKind, int, bool], _CapturedPass] = {}
+        self._num_slots = num_slots
+        self._captured: dict[_PassKey, _CapturedPass] = {}
+        num_parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
+        self._capture_tokens = CAPTURE_FLOPS / (4 * num_parameters)
+        """As many tokens are trained in the time of a capture."""
+        self._filled: dict[_PassKey, int] = {}
+        """Tokens that filled passes of a bucket up to those of a larger captured one."""
         self._pool = torch.cuda.graph_pool_handle() if capture else None
 
     @property
@@ -134,6 +146,7 @@ class PassRunner:
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
+        self._filled.clear()
         # The allocator takes no graph into a pool whose graphs have all gone.
         self._pool = torch.cuda.graph_pool_handle() if self.captures else None
 
@@ -171,15 +184,38 @@ class PassRunner:
 
     def _captured_pass(self, kind: PassKind, needed: PassShape) -> _CapturedPass:
         key = (kind, bucket(needed.tokens), needed.has_dropout)
-        captured = self._captured.pop(key, None)
-        if captured is None or not captured.inputs.shape.holds(needed):
-            if captured is not None:
-                captured.graph.reset()
+        chosen = self._fitting(key, needed)
+        if chosen is None or not self._is_cheaper_than_capture(key, chosen):
+            unfit = self._captured.pop(key, None)
+            if unfit is not None:
+                unfit.graph.reset()
             if len(self._captured) >= MAX_GRAPHS:
                 self._captured.pop(next(iter(self._captured))).graph.reset()
-            captured = self._capture(kind, self._roomy(needed, None if captured is None else captured.inputs.shape))
-        self._captured[key] = captured  # last in the order of use
+            chosen = key
+            self._captured[key] = self._capture(
+                kind, self._roomy(needed, None if unfit is None else unfit.inputs.shape)
+            )
+        captured = self._captured.pop(chosen)
+        self._captured[chosen] = captured  # last in the order of use
         return captured
+
+    def _fitting(self, key: _PassKey, needed: PassShape) -> _PassKey | None:
+        """The smallest captured pass of the kind that holds the needed one."""
+        kind, _, has_dropout = key
+        fitting = [
+            other
+            for other, captured in self._captured.items()
+            if (other[0], other[2]) == (kind, has_dropout) and captured.inputs.shape.holds(needed)
+        ]
+        return min(fitting, key=lambda other: other[1], default=None)
+
+    def _is_cheaper_than_capture(self, key: _PassKey, chosen: _PassKey) -> bool:
+        """Whether all that was filled up for want of a pass of this bucket costs less than to capture one.
+
+        A rule over token counts, not over measured times: the same task makes the same choices again.
+        """
+        self._filled[key] = self._filled.get(key, 0) + chosen[1] - key[1]
+        return self._filled[key] <= self._capture_tokens
 
     def _roomy(self, needed: PassShape, earlier: PassShape | None) -> PassShape:
         """A shape that holds this pass, whatever the earlier one held, and passes that are a little larger."""
@@ -187,9 +223,13 @@ class PassRunner:
         self._longest_row = max(self._longest_row, needed.longest_row)
         longest = -(-self._longest_row // ROW_STEP) * ROW_STEP
         labels, rows = bucket(needed.labels), needed.rows + needed.rows // 8 + -(-tokens // longest)
-        segments = 1 << (needed.segments - 1).bit_length()
+        # Empty segments cost nothing: room for all jobs that may ever come.
+        segments = max(
+            1 << (needed.segments - 1).bit_length(), min(1 << (self._num_slots - 1).bit_length(), FREE_SEGMENTS)
+        )
         shared, pairs = (bucket(count) if count else 0 for count in (needed.shared_tokens, needed.pairs))
-        if earlier is not None:
+        if earlier is not None:  # it was too small: a little more than what is needed now
+            labels, rows = bucket(needed.labels + needed.labels // 8), rows + needed.rows // 8
             labels, rows = max(labels, earlier.labels), max(rows, earlier.rows)
             segments = max(segments, earlier.segments)
             shared, pairs = max(shared, earlier.shared_tokens), max(pairs, earlier.pairs)
@@ -225,6 +265,10 @@ class PassRunner:
             losses_P = self._gradients(kind, inputs, None)
             self._update(kind)
         return _CapturedPass(inputs=inputs, graph=graph, losses_P=losses_P)
+
+
+_PassKey: TypeAlias = tuple[PassKind, int, bool]
+"""Kind, bucket of token counts, and whether there is dropout."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

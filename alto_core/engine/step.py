@@ -145,21 +145,12 @@ class JointStepper:
 
     def _passes(self, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) -> Iterator[PassWork]:
         for micro_step, all_parts in enumerate(_micro_steps(jobs, rows)):
-            for parts in self._fitting(all_parts):
+            sizes = [self._num_tokens(rows_of_part) for _, rows_of_part in all_parts]
+            for together in even_passes(sizes, self.max_pass_tokens):
+                parts = [all_parts[i] for i in together]
                 work = self._work(jobs, rows, parts, micro_step)
                 if len(work.batch.label_ids_P):
                     yield work
-
-    def _fitting(self, parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-        """Neighbouring parts together, as many as stay within the tokens of a pass."""
-        current: list[_Part] = []
-        for part in parts:
-            together = sum(self._num_tokens(rows) for _, rows in (*current, part))
-            if current and together > self.max_pass_tokens:
-                yield current
-                current = []
-            current.append(part)
-        yield current
 
     def _num_tokens(self, rows: Sequence[TokenRow]) -> int:
         return sum(packed_tokens(row, share_prompts=self._runner.share_prompts) for row in rows)
@@ -186,6 +177,29 @@ class JointStepper:
             layers_by_segment=tuple(active.layer_indices for active in taking_part),
             fields=self._runner.objective.fields(batch, shares),
         )
+
+
+def even_passes(sizes: Sequence[int], max_tokens: int) -> Iterator[range]:
+    """Neighbouring parts together within the tokens of a pass, in few passes of about the same size.
+
+    Passes of one size share a captured graph; full ones and a rest that varies from step to step need many.
+
+    Args:
+        sizes: tokens of the parts; a part that is larger than a pass gets one of its own.
+        max_tokens: of a pass.
+
+    Yields:
+        The numbers of the parts of each pass.
+    """
+    first, together, left = 0, 0, sum(sizes)
+    for number, size in enumerate(sizes):
+        share = left / max(1, math.ceil(left / max_tokens))
+        if number > first and (together + size > max_tokens or together + size / 2 > share):
+            yield range(first, number)
+            first, left, together = number, left - together, 0
+        together += size
+    if first < len(sizes):
+        yield range(first, len(sizes))
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,9 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
     task_id = store.new_task_id(task.name)
 
     def run() -> None:
+        from flows.embedded_server import begin_embedded_server
+
+        begin_embedded_server()  # it comes up while torch is imported and the data prepared
         from flows.reconcile import tell_prefect
         from flows.tune import tune
 

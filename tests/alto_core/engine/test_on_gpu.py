@@ -116,6 +116,21 @@ def test_jobs_that_come_and_go_capture_nothing_anew(tiny: Any) -> None:
         assert [record.train_loss for record in engine.take_records()] == pytest.approx(after, abs=TOLERANCE / 2)
 
 
+def test_a_smaller_pass_is_filled_up_to_a_captured_one(tiny: Any) -> None:
+    job, rows = tiny.job(adapter_batch_size=40), tiny.rows(40)
+    losses: list[list[float]] = []
+    for counts in ((40, 12, 3, 25), (3, 12, 25, 40)):
+        with engine_of(tiny) as engine:
+            for count in counts:
+                engine.admit(job, tiny.budget())
+                engine.step({job.job_id: rows[:count]})
+                engine.evict(job.job_id)
+            by_count = dict(zip(counts, (record.train_loss for record in engine.take_records()), strict=True))
+            losses.append([by_count[count] for count in sorted(counts)])
+            assert (engine._runner.num_captures == 1) == (counts[0] == max(counts))
+    assert losses[0] == pytest.approx(losses[1], abs=TOLERANCE / 2)
+
+
 def test_a_job_that_is_not_finite_leaves_its_neighbours_bit_for_bit(tiny: Any) -> None:
     jobs = jobs_of(tiny)
     results: list[list[StepRecord]] = []

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alto_core.data.rows import TokenRow
 from alto_core.engine.engine import Engine
+from alto_core.engine.step import even_passes
 
 
 def gradient(engine: Engine, job_id: str) -> torch.Tensor:
@@ -77,6 +80,20 @@ def test_cut_into_passes_changes_no_job(tiny: Any, max_pass_tokens: int) -> None
             grads.append(torch.cat([gradient(engine, job.job_id) for job in jobs]))
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     assert (grads[0] - grads[1]).abs().max() < 1e-6
+
+
+@given(st.lists(st.integers(1, 60), max_size=30), st.integers(1, 100))
+def test_passes_hold_every_part_once_within_their_tokens(sizes: list[int], max_tokens: int) -> None:
+    passes = list(even_passes(sizes, max_tokens))
+    assert [i for numbers in passes for i in numbers] == list(range(len(sizes)))
+    assert all(len(numbers) == 1 or sum(sizes[i] for i in numbers) <= max_tokens for numbers in passes)
+    assert len(passes) <= 1 or sum(sizes) > max_tokens
+
+
+def test_passes_are_about_equally_large() -> None:
+    cut = [sum([185, 160, 210][i % 3] for i in numbers) for numbers in even_passes([185, 160, 210] * 60, 16384)]
+    assert len(cut) == 3
+    assert max(cut) - min(cut) <= 210
 
 
 def test_a_job_that_takes_no_part_does_not_move(tiny: Any) -> None:
