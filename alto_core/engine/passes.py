@@ -143,12 +143,15 @@ class PassRunner:
 
     def close(self) -> None:
         """Give the captured passes' memory back. The next pass is captured anew."""
-        for captured in self._captured.values():
-            captured.graph.reset()
-        self._captured.clear()
+        for key in tuple(self._captured):
+            self._forget(key)
         self._filled.clear()
-        # The allocator takes no graph into a pool whose graphs have all gone.
-        self._pool = torch.cuda.graph_pool_handle() if self.captures else None
+
+    def _forget(self, key: _PassKey) -> None:
+        self._captured.pop(key).graph.reset()
+        if not self._captured:
+            # The allocator takes no graph into a pool whose graphs have all gone.
+            self._pool = torch.cuda.graph_pool_handle()
 
     def _gradients(self, kind: PassKind, inputs: PassInputs, work: PassWork | None) -> Tensor:
         """Forward and backward: with `work` routed on the host layer by layer, without it by what the device holds."""
@@ -186,15 +189,12 @@ class PassRunner:
         key = (kind, bucket(needed.tokens), needed.has_dropout)
         chosen = self._fitting(key, needed)
         if chosen is None or not self._is_cheaper_than_capture(key, chosen):
-            unfit = self._captured.pop(key, None)
-            if unfit is not None:
-                unfit.graph.reset()
+            chosen, too_small = key, self._captured[key].inputs.shape if key in self._captured else None
+            if too_small is not None:
+                self._forget(key)
             if len(self._captured) >= MAX_GRAPHS:
-                self._captured.pop(next(iter(self._captured))).graph.reset()
-            chosen = key
-            self._captured[key] = self._capture(
-                kind, self._roomy(needed, None if unfit is None else unfit.inputs.shape)
-            )
+                self._forget(next(iter(self._captured)))
+            self._captured[key] = self._capture(kind, self._roomy(needed, too_small))
         captured = self._captured.pop(chosen)
         self._captured[chosen] = captured  # last in the order of use
         return captured
