@@ -5,6 +5,7 @@ Two kinds are known: logins and keys inside URLs, and the values of environment 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping
@@ -37,11 +38,16 @@ def has_login(url: str) -> bool:
     return bool(_URL_LOGIN.search(url))
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_secret(variable: str) -> bool:
+    return bool(_SECRET_VARIABLE.search(variable))
+
+
 def _secrets(environ: Mapping[str, str]) -> list[str]:
     """The longest first, so that none is cut in half by a shorter one inside it."""
     found = set()
     for name, value in environ.items():
-        if _SECRET_VARIABLE.search(name):
+        if _is_secret(name):
             found.add(value)
             if name.upper().endswith("AUTH_STRING"):  # user:password
                 found.add(value.partition(":")[2])

@@ -150,10 +150,14 @@ class Engine:
 
         Call it when a step ran out of memory; that step has changed no job.
         """
+        self._stepper.max_pass_tokens = max_pass_tokens
+        self.forget_captures()
+
+    def forget_captures(self) -> None:
+        """Give back what captured passes and the allocator hold; passes are captured anew when they come again."""
         if self._backbone.device.type == "cuda":
             torch.cuda.synchronize(self._backbone.device)
         self._runner.close()
-        self._stepper.max_pass_tokens = max_pass_tokens
         if self._backbone.device.type == "cuda":
             torch.cuda.empty_cache()
 

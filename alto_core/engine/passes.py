@@ -10,6 +10,7 @@ Shape suffixes: P labels, Q measured quantities, J slots, U units of a loss.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -254,14 +255,14 @@ class PassRunner:
             fields=LabelFields(label_weights_P=np.zeros(0, np.float32), label_slots_P=np.zeros(0, np.int32)),
         )
         _load(inputs, nothing)
-        side = torch.cuda.Stream(self._backbone.device)
+        side = _capture_stream(self._backbone.device)
         side.wait_stream(torch.cuda.current_stream(self._backbone.device))
         with torch.cuda.stream(side):
             # Compiles and loads whatever is missing; nobody's tokens change no job. The optimizer is warm already.
             self._gradients(kind, inputs, None)
         torch.cuda.current_stream(self._backbone.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             losses_P = self._gradients(kind, inputs, None)
             self._update(kind)
         return _CapturedPass(inputs=inputs, graph=graph, losses_P=losses_P)
@@ -277,6 +278,12 @@ class _CapturedPass:
     graph: torch.cuda.CUDAGraph
     losses_P: Tensor
     """What a replay writes."""
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures of a device: libraries keep a workspace of some 32 MiB for every stream that they see."""
+    return torch.cuda.Stream(device)
 
 
 def bucket(count: int) -> int:

@@ -1,7 +1,8 @@
 """Fuses what stands between the linear layers of a model, layer by layer, with `torch.compile`.
 
 Each decoder layer is compiled as it is. The wrapped linear layers and the attention stay out of it, so what is fused
-are norms, rotary embeddings, activations and residual additions. All layers of a model share the compiled code.
+are norms, rotary embeddings, activations and residual additions. All layers of a model share the compiled code, and it
+serves every number of tokens: code for one number alone would be made first and be of use to no other pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from alto_core.engine.decoder_layers import decoder_layers
 def compile_layers(model: Any) -> None:
     """Compile every decoder layer at its next call. Models whose layers are not found run as they are."""
     for layer in decoder_layers(model):
-        layer.compile()
+        layer.compile(dynamic=True)
 
 
 def uncompile_layers(model: Any) -> None:

@@ -107,6 +107,7 @@ def measure_packing(
         resident_before: memory of this process before any packing; on a CPU the peak counts from there.
     """
     device = engine.device
+    engine.forget_captures()  # a larger pass captured before would be filled up, and measured in place of this one
     budget = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
     for job in jobs:
         engine.admit(job, budget)

@@ -64,6 +64,17 @@ def job_row(session: Session, task_id: str, job_id: str) -> JobRow:
     return row
 
 
+def job_rows(session: Session, task_id: str, job_ids: Sequence[str]) -> dict[str, JobRow]:
+    """The rows of jobs by id, read in one query.
+
+    Raises:
+        StoreError: one of them is not there.
+    """
+    query = select(JobRow).where(JobRow.task_id == task_id, col(JobRow.job_id).in_(job_ids))
+    rows = {row.job_id: row for row in session.exec(query)}
+    return {job_id: rows.get(job_id) or job_row(session, task_id, job_id) for job_id in job_ids}
+
+
 def add_job_rows(session: Session, task_id: str, jobs: Sequence[LoraJob], budgets: Mapping[str, JobBudget]) -> None:
     """Add the jobs that are not there yet."""
     for position, job in enumerate(jobs):

@@ -23,6 +23,7 @@ from alto_core.store.rows import (
     event_record,
     job_record,
     job_row,
+    job_rows,
     open_task_row,
     set_known,
     task_record,
@@ -226,16 +227,20 @@ class Store:
         Raises:
             StoreError: there is no such task or job, or an ended job would change its state.
         """
+        if not updates:
+            return
         with self._database.writing() as session:
+            rows = job_rows(session, task_id, [update.job_id for update in updates])
             for update in updates:
-                row = job_row(session, task_id, update.job_id)
+                row = rows[update.job_id]
                 if JobState(row.state).is_end and update.state not in (None, row.state):
                     raise StoreError(
                         f"job {update.job_id} of task {task_id}: got state {update.state} for a job that ended as "
                         f"{row.state}, expected no change. Reset the task to run it again."
                     )
                 set_known(row, {k: v for k, v in vars(update).items() if k != "job_id"})
-                row.reason = without_secrets(row.reason)
+                if update.reason is not None:
+                    row.reason = without_secrets(update.reason)
                 session.add(row)
 
     def reopen_job(self, task_id: str, job_id: str) -> None:
