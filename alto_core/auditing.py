@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.curve_files import CurveRows, write_recording
-from alto_core.domain import Interval, JobState, Score
+from alto_core.domain import JobState
 from alto_core.early_exit.audit import WARMUP_FRACTIONS, RankAgreement, best_difference, rank_agreement
 from alto_core.early_exit.curves import Curve
 from alto_core.errors import StoreError
 from alto_core.evaluation.intervals import wilson_interval
 from alto_core.executor import Executor, JobRun
+from alto_core.outcomes import Interval, Score
 from alto_core.parking import ParkedJob, parked_jobs
 from alto_core.recording import CurveRecorder, record_training
 from alto_core.reviving import at_work_on

@@ -1,7 +1,8 @@
-"""The values that the rooms of ALTO exchange: jobs, budgets, measurements, verdicts, outcomes.
+"""The values that the rooms of ALTO exchange while jobs train: jobs, budgets, measurements, verdicts.
 
 Frozen, free of torch, MLflow and Prefect. How they come about stands elsewhere: `search_space` makes jobs, `executor`
-makes measurements, `early_exit` makes verdicts.
+makes measurements, `early_exit` makes verdicts. What comes out of a task is in `outcomes`, where a task is between the
+queue and the GPUs in `queue_states`.
 """
 
 from __future__ import annotations
@@ -55,42 +56,6 @@ class CurveSource(StrEnum):
     MLFLOW = "mlflow"
     SPOOL = "spool"
     """MLflow did not have all of it yet."""
-
-
-class Priority(StrEnum):
-    """How pressing a task is. Tasks of a class are planned before those of the classes after it."""
-
-    URGENT = "urgent"
-    NORMAL = "normal"
-    BACKGROUND = "background"
-
-
-class QueueState(StrEnum):
-    """Where a submitted task is between the queue and the GPUs."""
-
-    WAITING = "waiting"
-    """For GPUs."""
-    CLAIMED = "claimed"
-    """GPUs are taken for it and a run was asked for; the run has not begun."""
-    RUNNING = "running"
-    PAUSED = "paused"
-    """By a person; keeps its place and its checkpoints, and no GPU."""
-    ENDED = "ended"
-
-    @property
-    def holds_gpus(self) -> bool:
-        return self in (QueueState.CLAIMED, QueueState.RUNNING)
-
-
-class StopRequest(StrEnum):
-    """What a running task is asked to do at once."""
-
-    CANCEL = "cancel"
-    """End; checkpoints stay."""
-    PAUSE = "pause"
-    """Give the GPUs back and stay away from them until someone says otherwise."""
-    PREEMPT = "preempt"
-    """Give the GPUs back and wait for others."""
 
 
 class Stage(StrEnum):
@@ -305,86 +270,3 @@ class GateDecision:
     @property
     def survivors(self) -> tuple[str, ...]:
         return tuple(e.job_id for e in self.entries if e.kept)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskProfile:
-    """What the profile stage measured and decided for one task on one device."""
-
-    device: str
-    num_slots: int
-    """Jobs that train side by side."""
-    seconds_per_step: float
-    tokens_per_second: float
-    peak_bytes: int
-    bytes_per_job: int
-    """Adapter, gradient and optimizer moments of the largest job."""
-    max_pass_tokens: int | None = None
-    """Of one training pass; None: as the engine has it."""
-    rank_rows: int | None = None
-    """Of the slots; None: what the largest jobs need."""
-    step_tokens: float | None = None
-    """Token budget of a joint step; None: no bound."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOutcome:
-    """How one job ended."""
-
-    job_id: str
-    state: JobState
-    reason: str
-    step: int
-    total_steps: int
-    best_step: int | None
-    best_val_loss: float | None
-    gate_rank: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A mean over rows with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    num_rows: int
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """What one adapter (or the untuned model, `job_id` None) reached on one split."""
-
-    job_id: str | None
-    split: str
-    loss: float
-    loss_standard_error: float
-    metric: str | None = None
-    metric_value: Interval | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One adapter against another (the untuned model: None) on the same rows of a split."""
-
-    job_id: str
-    other_id: str | None
-    split: str
-    quantity: str
-    """`loss`, or the name of a metric."""
-    difference: Interval
-    """The first's value minus the other's, with its paired bootstrap interval."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerSample:
-    """What winner and untuned model wrote to one prompt."""
-
-    split: str
-    prompt: str
-    reference: str
-    winner: str
-    untuned: str

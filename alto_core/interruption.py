@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from alto_core.domain import StopRequest
+from alto_core.queue_states import StopRequest
 
 StopQuestion = Callable[[], StopRequest | None]
 """Asks whether the task is to stop; cheap enough for every training step."""

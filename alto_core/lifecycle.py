@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from alto_core.domain import StopRequest, TaskState
+from alto_core.domain import TaskState
 from alto_core.interruption import TaskStopped
+from alto_core.queue_states import StopRequest
 from alto_core.resuming import take_up
 from alto_core.store import EventDraft, EventRecord
 from alto_core.task_lock import held

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from alto_core import wording
-from alto_core.domain import TaskProfile
 from alto_core.engine.backbone import load_backbone
+from alto_core.outcomes import TaskProfile
 from alto_core.profiling import (
     TaskRows,
     forecast_task,

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from alto_core.domain import Interval
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.export import adapter_job
 from alto_core.errors import EngineError, StoreError, TrackingError
 from alto_core.evaluation import SplitResult, evaluate_adapters, held_out_digest, loss_difference, score_difference
+from alto_core.outcomes import Interval
 from alto_core.registration import held_out
 from alto_core.settings import Settings
 from alto_core.task_objective import measure_references, objective_of

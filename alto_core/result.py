@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from alto_core.domain import AnswerSample, Comparison, GateEntry, Interval, Score
+from alto_core.domain import GateEntry
+from alto_core.outcomes import AnswerSample, Comparison, Interval, Score
 
 
 @dataclass(frozen=True, kw_only=True)

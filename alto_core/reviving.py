@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from alto_core.domain import JobState, Score
+from alto_core.domain import JobState
 from alto_core.early_exit import NonePolicy
 from alto_core.errors import StoreError
+from alto_core.outcomes import Score
 from alto_core.parking import require_parked
 from alto_core.selection import CANDIDATE_STATES, pick_winner, score_jobs
 from alto_core.store import JobRecord, JobUpdate

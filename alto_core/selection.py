@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from alto_core.data.rows import SplitData
-from alto_core.domain import AnswerSample, Comparison, JobState, Score
+from alto_core.domain import JobState
 from alto_core.engine.engine import Engine
 from alto_core.errors import EngineError
 from alto_core.evaluation import (
@@ -19,6 +19,7 @@ from alto_core.evaluation import (
     score_difference,
     write_answers,
 )
+from alto_core.outcomes import AnswerSample, Comparison, Score
 from alto_core.report import EARLY_EXITS, count_samples, job_rows
 from alto_core.store import EventDraft
 from alto_core.tracking import TaskRuns

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from alto_core.cancelling import CancelRequests, cancelled
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry
-from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, JobOutcome, JobState, Verdict
+from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, JobState, Verdict
 from alto_core.earlier_run import EarlierRun
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
 from alto_core.executor import Executor, JobRun
+from alto_core.outcomes import JobOutcome
 from alto_core.progress import Progress
 from alto_core.store import EventDraft, JobUpdate, Store
 from alto_core.tracking import TaskRuns

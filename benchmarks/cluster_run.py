@@ -30,7 +30,7 @@ import psutil
 from bars import RESULTS, record_bar
 from tiny_inputs import write_tiny_inputs
 
-from alto_core.domain import QueueState, StopRequest
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import load_settings
 from alto_core.store import Fleet, Queue, Store
 

@@ -19,7 +19,8 @@ import typer
 from alto_core import settings
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask, parse_task
-from alto_core.domain import Interval, JobOutcome, JobState, Score
+from alto_core.domain import JobState
+from alto_core.outcomes import Interval, JobOutcome, Score
 from alto_core.search_space import expand_search_space
 from alto_core.tracking import description
 from flows.cli.app import app

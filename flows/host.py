@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from alto_core.cluster.processes import is_gone
 from alto_core.cluster.recovery import recover
-from alto_core.domain import QueueState, StopRequest
 from alto_core.errors import AltoError
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Fleet, Queue, QueueEntry
 from flows.deployments import pool_name

@@ -38,8 +38,8 @@ from prefect.states import Crashed
 from alto_core.cluster.dead_tasks import end_dead_tasks
 from alto_core.cluster.leftovers import deliver_leftovers
 from alto_core.cluster.recovery import Finding, recover
-from alto_core.domain import QueueState
 from alto_core.errors import StoreError
+from alto_core.queue_states import QueueState
 from alto_core.store import Queue, Store
 
 RUN_FLOWS = ("tune queued", "tune")

@@ -7,10 +7,11 @@ from __future__ import annotations
 from flows.tune import TuneResult, run_task, tune_result
 # isort: on
 
-from alto_core.domain import QueueState, TaskState
+from alto_core.domain import TaskState
 from alto_core.errors import StoreError
 from alto_core.inputs import refuse_changes
 from alto_core.preparation import finish_creation
+from alto_core.queue_states import QueueState
 from alto_core.registration import publish_report
 from alto_core.settings import Settings
 from alto_core.store import Queue

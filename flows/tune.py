@@ -24,11 +24,13 @@ from prefect.states import Cancelled
 
 from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus
 from alto_core.config import TuningTask, load_task
-from alto_core.domain import Score, StopRequest, TaskState
+from alto_core.domain import TaskState
 from alto_core.errors import StoreError
 from alto_core.interruption import TaskStopped
 from alto_core.lifecycle import end_task, running
+from alto_core.outcomes import Score
 from alto_core.preparation import create_task, plan_task
+from alto_core.queue_states import StopRequest
 from alto_core.registration import publish_report
 from alto_core.report import count_samples, job_rows, leaderboard_table
 from alto_core.result import RegisteredVersion

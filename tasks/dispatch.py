@@ -9,7 +9,7 @@ from prefect import task
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
 
-from alto_core.domain import QueueState
+from alto_core.queue_states import QueueState
 from alto_core.scheduling.instance import Placement
 from alto_core.settings import load_settings
 from alto_core.store import Queue

@@ -26,10 +26,10 @@ import requests
 from typer.testing import CliRunner
 
 from alto_core.config import TuningTask
-from alto_core.domain import Priority
 from alto_core.errors import OwnerError, TaskFileError, TrackingError
 from alto_core.preparation import create_task, plan_task
 from alto_core.promotion import promote, roll_back
+from alto_core.queue_states import Priority
 from alto_core.settings import load_settings
 from alto_core.store import Demand, Queue, Store
 from alto_core.tracking import CHAMPION, Tracker

@@ -18,9 +18,10 @@ from types import FrameType
 
 from alto_core.cluster.processes import is_gone
 from alto_core.cluster.stop import LOOK_SECONDS
-from alto_core.domain import QueueState, StopRequest, TaskState
+from alto_core.domain import TaskState
 from alto_core.errors import StoreError
 from alto_core.interruption import TaskStopped
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Queue, QueueEntry, Store
 from alto_core.store.queue import AFTER_STOP

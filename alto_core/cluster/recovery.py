@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from alto_core.domain import QueueState, StopRequest, TaskState
+from alto_core.domain import TaskState
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import EventDraft, Fleet, Queue, QueueEntry
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from alto_core.cluster.expectation import share_left
-from alto_core.domain import Priority, QueueState
+from alto_core.queue_states import Priority, QueueState
 from alto_core.scheduling.admission import TaskRequest
 from alto_core.scheduling.instance import Host, Plan, RunningTask
 from alto_core.settings import Settings

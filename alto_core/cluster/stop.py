@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from alto_core.domain import QueueState, StopRequest
 from alto_core.errors import StoreError
 from alto_core.interruption import StopQuestion, never
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Queue
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alto_core.domain import Interval, RowLosses
+from alto_core.domain import RowLosses
+from alto_core.outcomes import Interval
 
 NUM_RESAMPLES = 2000
 CHUNK = 4_000_000

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from alto_core.config import PREFERENCE_METRICS, EvaluationSection
 from alto_core.data.rows import SplitData, TaskData
-from alto_core.domain import RowLosses, Score
+from alto_core.domain import RowLosses
 from alto_core.engine.engine import UNTUNED, Engine
 from alto_core.engine.sampling import Sampling
 from alto_core.errors import TaskFileError
@@ -19,6 +19,7 @@ from alto_core.evaluation.intervals import loss_standard_error, mean_interval
 from alto_core.evaluation.metrics import text_metric
 from alto_core.evaluation.multiple_choice import choice_rows, chosen
 from alto_core.evaluation.preference import pair_scores
+from alto_core.outcomes import Score
 
 MAX_EVAL_TOKENS = 8192
 """Tokens of one pass; changes speed and memory, not the numbers."""

@@ -16,10 +16,11 @@ import kernels
 from alto_core.config import ModelSection
 from alto_core.data.rows import SplitData, TaskData
 from alto_core.device import free_bytes
-from alto_core.domain import JobBudget, LoraJob, TaskProfile
+from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.engine import PASS_TOKENS
 from alto_core.errors import EngineError
+from alto_core.outcomes import TaskProfile
 from alto_core.scheduling.intra_task import JobSize, PackingPlan, plan_packing
 from alto_core.scheduling.memory_model import MemoryModel, ModelShape
 from alto_core.scheduling.prediction import Forecast, JobWork, PassSpeed, forecast

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from alto_core.budget import num_samples
-from alto_core.domain import Interval, JobState
+from alto_core.domain import JobState
+from alto_core.outcomes import Interval
 from alto_core.report.values import JobRow
 from alto_core.result import TaskResult
 

@@ -13,7 +13,8 @@ import jinja2
 from markupsafe import Markup
 
 from alto_core import wording
-from alto_core.domain import AnswerSample, JobState, Score, TaskState
+from alto_core.domain import JobState, TaskState
+from alto_core.outcomes import AnswerSample, Score
 from alto_core.report.curve_chart import curve_chart
 from alto_core.report.exit_charts import fate_chart, samples_chart
 from alto_core.report.gate_chart import gate_chart

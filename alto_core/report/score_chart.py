@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alto_core.domain import Score
+from alto_core.outcomes import Score
 from alto_core.report.svg import Canvas, Scale
 
 Z95 = 1.96

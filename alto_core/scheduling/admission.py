@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from alto_core.domain import Priority
+from alto_core.queue_states import Priority
 from alto_core.scheduling.instance import Host, Refusal, WaitingTask
 
 MAX_SECONDS = 10 * 365 * 24 * 3600

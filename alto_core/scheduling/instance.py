@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from alto_core.domain import Priority
+from alto_core.queue_states import Priority
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from alto_core.domain import Priority
+from alto_core.queue_states import Priority
 from alto_core.scheduling import list_scheduling
 from alto_core.scheduling.admission import TaskRequest, admit
 from alto_core.scheduling.bounds import makespan_bound

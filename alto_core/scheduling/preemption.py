@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from alto_core.domain import Priority
+from alto_core.queue_states import Priority
 from alto_core.scheduling.instance import Instance, RunningTask, WaitingTask
 from alto_core.scheduling.planner import PlannerOptions, plan_instance
 

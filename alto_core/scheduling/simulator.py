@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from alto_core.domain import Priority
+from alto_core.queue_states import Priority
 from alto_core.scheduling.gpu_choice import choose_gpus
 from alto_core.scheduling.instance import Host, Instance, Placement, RunningTask, WaitingTask
 from alto_core.scheduling.list_scheduling import list_schedule

@@ -10,8 +10,8 @@ from sqlmodel import Session, col, select
 from alto_core.errors import StoreError
 from alto_core.settings import Settings
 from alto_core.store.database import Database
-from alto_core.store.queue import log_event
 from alto_core.store.queue_records import HostRecord
+from alto_core.store.queue_rows import log_event
 from alto_core.store.tables import GpuRow, HostRow
 
 

@@ -7,17 +7,19 @@ run acts for a task under the number of its attempt; when the task was given to 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlmodel import Session, col, func, select
+from sqlmodel import col, func, select
 
-from alto_core.domain import Priority, QueueState, StopRequest, TaskState
+from alto_core.domain import TaskState
 from alto_core.errors import StoreError
 from alto_core.ownership import Person
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store.database import Database
-from alto_core.store.queue_records import Demand, KeptPlacement, KeptPlan, QueueEntry, QueueEvent
+from alto_core.store.queue_records import Demand, KeptPlan, QueueEntry, QueueEvent
+from alto_core.store.queue_rows import free_gpus, kept_plan, log_event, plan_row, queue_entry, queue_row, require_owner
 from alto_core.store.rows import task_row
 from alto_core.store.tables import GpuRow, HostRow, PlanRow, QueueEventRow, QueueRow, TaskRow
 
@@ -67,7 +69,7 @@ class Queue:
                 state=QueueState.WAITING,
             )
             session.add(row)
-            _log(session, "submitted", f"{demand.num_gpus} GPUs, {demand.priority}", task_id=task_id)
+            log_event(session, "submitted", f"{demand.num_gpus} GPUs, {demand.priority}", task_id=task_id)
 
     def claim(self, task_id: str, host_id: str, gpus: Sequence[int]) -> int | None:
         """Take GPUs for a waiting task, all of them or none.
@@ -99,7 +101,7 @@ class Queue:
             row.process_id, row.flow_run_id = None, None
             session.add(row)
             where = f"GPU {', '.join(map(str, sorted(gpus)))} of {host_id}, attempt {row.attempt}"
-            _log(session, "claimed", where, task_id=task_id, host_id=host_id)
+            log_event(session, "claimed", where, task_id=task_id, host_id=host_id)
             return row.attempt
 
     def note_flow_run(self, task_id: str, attempt: int, flow_run_id: str) -> None:
@@ -117,7 +119,7 @@ class Queue:
             StoreError: the claim was given up, or its run has begun before.
         """
         with self._database.writing() as session:
-            row = _queue_row(session, task_id)
+            row = queue_row(session, task_id)
             if row.attempt != attempt or row.state != QueueState.CLAIMED:
                 raise StoreError(
                     f"task {task_id}: got attempt {attempt} to begin, expected a claimed one; it is {row.state} in "
@@ -128,8 +130,8 @@ class Queue:
             for gpu in session.exec(select(GpuRow).where(GpuRow.task_id == task_id)):
                 gpu.process_id = process_id
                 session.add(gpu)
-            _log(session, "begun", f"process {process_id}", task_id=task_id, host_id=row.host_id)
-            return _entry(row, task_row(session, task_id))
+            log_event(session, "begun", f"process {process_id}", task_id=task_id, host_id=row.host_id)
+            return queue_entry(row, task_row(session, task_id))
 
     def last_processes(self, task_id: str) -> tuple[int, ...]:
         """Ids, on their host, of the processes that used the GPUs of a claim before."""
@@ -140,7 +142,7 @@ class Queue:
     def beat(self, task_id: str, attempt: int) -> None:
         """A sign of life of a run."""
         with self._database.writing() as session:
-            row = _queue_row(session, task_id)
+            row = queue_row(session, task_id)
             if row.attempt == attempt and row.state == QueueState.RUNNING:
                 row.heartbeat_at = _now()
                 session.add(row)
@@ -160,11 +162,11 @@ class Queue:
         """
         assert not state.holds_gpus
         with self._database.writing() as session:
-            row = _queue_row(session, task_id)
+            row = queue_row(session, task_id)
             if row.attempt != attempt or not QueueState(row.state).holds_gpus:
                 return False
             row.num_failures += died
-            _free(session, row, state, reason)
+            free_gpus(session, row, state, reason)
             return True
 
     def request_stop(self, task_id: str, stop: StopRequest, by: Person | None = None) -> QueueEntry:
@@ -180,21 +182,21 @@ class Queue:
             OwnerError: it is someone else's.
         """
         with self._database.writing() as session:
-            row = _queue_row(session, task_id)
-            _require_owner(session, task_id, by, str(stop))
+            row = queue_row(session, task_id)
+            require_owner(session, task_id, by, str(stop))
             if row.state == QueueState.ENDED:
                 raise StoreError(f"task {task_id}: got a task that has ended to {stop}, expected one in the queue")
             told = f"{row.state}, by {by.name}" if by and by.name else row.state
-            _log(session, f"asked-to-{stop}", told, task_id=task_id, host_id=row.host_id)
+            log_event(session, f"asked-to-{stop}", told, task_id=task_id, host_id=row.host_id)
             if row.state == QueueState.RUNNING:
                 if row.stop != StopRequest.CANCEL:
                     row.stop = stop
             elif row.state == QueueState.CLAIMED:
-                _free(session, row, AFTER_STOP[stop], f"asked to {stop} before its run began")
+                free_gpus(session, row, AFTER_STOP[stop], f"asked to {stop} before its run began")
             elif stop is not StopRequest.PREEMPT:
                 row.state = AFTER_STOP[stop]
             session.add(row)
-            return _entry(row, task_row(session, task_id))
+            return queue_entry(row, task_row(session, task_id))
 
     def unpause(self, task_id: str, by: Person | None = None) -> None:
         """Let a paused task wait for GPUs again.
@@ -204,13 +206,13 @@ class Queue:
             OwnerError: it is someone else's.
         """
         with self._database.writing() as session:
-            row = _queue_row(session, task_id)
-            _require_owner(session, task_id, by, "unpause")
+            row = queue_row(session, task_id)
+            require_owner(session, task_id, by, "unpause")
             if row.state != QueueState.PAUSED:
                 raise StoreError(f"task {task_id}: got a {row.state} task to unpause, expected a paused one")
             row.state = QueueState.WAITING
             session.add(row)
-            _log(session, "unpaused", "waits for GPUs", task_id=task_id)
+            log_event(session, "unpaused", "waits for GPUs", task_id=task_id)
 
     def entry(self, task_id: str) -> QueueEntry:
         """One submitted task.
@@ -219,7 +221,7 @@ class Queue:
             StoreError: it was never submitted.
         """
         with self._database.reading() as session:
-            return _entry(_queue_row(session, task_id), task_row(session, task_id))
+            return queue_entry(queue_row(session, task_id), task_row(session, task_id))
 
     def entries(self, *states: QueueState) -> tuple[QueueEntry, ...]:
         """Submitted tasks in these states, or all that have not ended; in the order of submission."""
@@ -230,7 +232,7 @@ class Queue:
             .order_by(col(QueueRow.submitted_at), col(QueueRow.task_id))
         )
         with self._database.reading() as session:
-            return tuple(_entry(row, task) for row, task in session.exec(query))
+            return tuple(queue_entry(row, task) for row, task in session.exec(query))
 
     def version(self) -> int:
         """Rises whenever another plan may be better than the last."""
@@ -250,100 +252,15 @@ class Queue:
 
     def keep_plan(self, plan: KeptPlan) -> None:
         """Add a plan to the record of plans."""
-        content = {
-            "placements": [
-                [p.task_id, p.host_id, list(p.gpus), p.start.isoformat(), p.end.isoformat()] for p in plan.placements
-            ],
-            "refusals": dict(plan.refusals),
-        }
-        fields = {name: value for name, value in vars(plan).items() if name not in ("placements", "refusals")}
         with self._database.writing() as session:
-            session.add(PlanRow(**fields, content=json.dumps(content)))
+            session.add(plan_row(plan))
 
     def latest_plan(self) -> KeptPlan | None:
         """The plan made last."""
         query = select(PlanRow).order_by(col(PlanRow.plan_id).desc()).limit(1)
         with self._database.reading() as session:
             row = session.exec(query).first()
-            return None if row is None else _kept_plan(row)
-
-
-def log_event(session: Session, kind: str, text: str, *, host_id: str) -> None:
-    """Add what happened to a host."""
-    _log(session, kind, text, host_id=host_id)
-
-
-def _log(session: Session, kind: str, text: str, *, task_id: str | None = None, host_id: str | None = None) -> None:
-    session.add(QueueEventRow(at=_now(), kind=kind, text=text, task_id=task_id, host_id=host_id))
-
-
-def _queue_row(session: Session, task_id: str) -> QueueRow:
-    row = session.get(QueueRow, task_id)
-    if row is None:
-        task_row(session, task_id)
-        raise StoreError(f"task {task_id}: got a task that was never submitted, expected one of `alto queue`")
-    return row
-
-
-def _require_owner(session: Session, task_id: str, by: Person | None, action: str) -> None:
-    if by is not None:
-        by.require_owner(task_row(session, task_id).owner, f"task {task_id}", action)
-
-
-def _free(session: Session, row: QueueRow, state: QueueState, reason: str) -> None:
-    """Take a task's GPUs back. A task that has not ended is no longer running, in its own record too."""
-    for gpu in session.exec(select(GpuRow).where(GpuRow.task_id == row.task_id)):
-        gpu.task_id = None
-        session.add(gpu)
-    row.state, row.gpus, row.stop, row.process_id = state, "[]", None, None
-    session.add(row)
-    task = task_row(session, row.task_id)
-    if state is not QueueState.ENDED and task.state == TaskState.RUNNING:
-        task.state = TaskState.QUEUED
-        session.add(task)
-    _log(session, "released", f"{state}: {reason}", task_id=row.task_id, host_id=row.host_id)
-
-
-def _entry(row: QueueRow, task: TaskRow) -> QueueEntry:
-    demand = Demand(
-        num_gpus=row.num_gpus,
-        expected_seconds=row.expected_seconds,
-        priority=Priority(row.priority),
-        deadline=row.deadline,
-        min_gpu_bytes=row.min_gpu_bytes,
-    )
-    return QueueEntry(
-        task_id=row.task_id,
-        owner=task.owner,
-        demand=demand,
-        submitted_at=row.submitted_at,
-        state=QueueState(row.state),
-        attempt=row.attempt,
-        num_failures=row.num_failures,
-        host_id=row.host_id,
-        gpus=tuple(json.loads(row.gpus)),
-        claimed_at=row.claimed_at,
-        heartbeat_at=row.heartbeat_at,
-        process_id=row.process_id,
-        flow_run_id=row.flow_run_id,
-        stop=StopRequest(row.stop) if row.stop else None,
-    )
-
-
-def _kept_plan(row: PlanRow) -> KeptPlan:
-    content = json.loads(row.content)
-    placements = tuple(
-        KeptPlacement(
-            task_id=task_id,
-            host_id=host_id,
-            gpus=tuple(gpus),
-            start=datetime.fromisoformat(start),
-            end=datetime.fromisoformat(end),
-        )
-        for task_id, host_id, gpus, start, end in content["placements"]
-    )
-    refusals: Mapping[str, str] = content["refusals"]
-    return KeptPlan(**row.model_dump(exclude={"plan_id", "content"}), placements=placements, refusals=refusals)
+            return None if row is None else kept_plan(row)
 
 
 def _now() -> datetime:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from alto_core.domain import Priority, QueueState, StopRequest
+from alto_core.queue_states import Priority, QueueState, StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)

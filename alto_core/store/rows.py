@@ -6,13 +6,16 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlmodel import Session, SQLModel, col, select
 
+from alto_core.config import TuningTask
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskState
 from alto_core.errors import StoreError
-from alto_core.store.records import EventRecord, JobRecord, TaskRecord
+from alto_core.redaction import without_secrets
+from alto_core.store.records import EventDraft, EventRecord, JobRecord, TaskRecord
 from alto_core.store.tables import EventRow, JobRow, TaskRow
 
 
@@ -49,6 +52,19 @@ def open_task_row(session: Session, task_id: str, wanted: str) -> TaskRow:
             "Reset it first."
         )
     return row
+
+
+def new_task_row(task_id: str, task: TuningTask, now: datetime) -> TaskRow:
+    """The row of a task that is queued now."""
+    return TaskRow(
+        task_id=task_id,
+        name=task.name,
+        owner=task.owner,
+        state=TaskState.QUEUED,
+        digest=task.digest,
+        content=json.dumps(task.model_dump(mode="json")),
+        created_at=now,
+    )
 
 
 def job_row(session: Session, task_id: str, job_id: str) -> JobRow:
@@ -114,8 +130,14 @@ def job_record(row: JobRow) -> JobRecord:
     return JobRecord(**{**fields, "state": JobState(row.state)}, job=job)
 
 
+def event_row(task_id: str, draft: EventDraft, now: datetime) -> EventRow:
+    # text, because JSON has no NaN and no infinity
+    numbers = json.dumps({name: repr(float(value)) for name, value in draft.numbers.items()})
+    text = without_secrets(draft.text)
+    return EventRow(task_id=task_id, at=now, kind=draft.kind, text=text, job_id=draft.job_id, numbers=numbers)
+
+
 def event_record(row: EventRow) -> EventRecord:
     fields = row.model_dump()
-    # text, because JSON has no NaN and no infinity
     fields["numbers"] = {name: float(value) for name, value in json.loads(row.numbers).items()}
     return EventRecord(**fields)

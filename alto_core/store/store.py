@@ -11,8 +11,9 @@ from typing import Any
 from sqlmodel import col, select
 
 from alto_core.config import TuningTask
-from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskProfile, TaskState
+from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskState
 from alto_core.errors import StoreError
+from alto_core.outcomes import TaskProfile
 from alto_core.redaction import without_secrets
 from alto_core.scheduling.model_profile import ModelProfile
 from alto_core.settings import Settings
@@ -21,9 +22,11 @@ from alto_core.store.records import EventDraft, EventRecord, JobRecord, JobUpdat
 from alto_core.store.rows import (
     add_job_rows,
     event_record,
+    event_row,
     job_record,
     job_row,
     job_rows,
+    new_task_row,
     open_task_row,
     set_known,
     task_record,
@@ -70,16 +73,7 @@ class Store:
         with self._database.writing() as session:
             if session.get(TaskRow, task_id) is not None:
                 raise StoreError(f"task {task_id!r}: got an id that is taken, expected a new one from `new_task_id`")
-            row = TaskRow(
-                task_id=task_id,
-                name=task.name,
-                owner=task.owner,
-                state=TaskState.QUEUED,
-                digest=task.digest,
-                content=json.dumps(task.model_dump(mode="json")),
-                created_at=_now(),
-            )
-            session.add(row)
+            session.add(new_task_row(task_id, task, _now()))
             session.flush()
             add_job_rows(session, task_id, jobs, budgets or {})
 
@@ -268,12 +262,7 @@ class Store:
         with self._database.writing() as session:
             task_row(session, task_id)
             for draft in events:
-                numbers = json.dumps({name: repr(float(value)) for name, value in draft.numbers.items()})
-                text = without_secrets(draft.text)
-                row = EventRow(
-                    task_id=task_id, at=now, kind=draft.kind, text=text, job_id=draft.job_id, numbers=numbers
-                )
-                session.add(row)
+                session.add(event_row(task_id, draft, now))
 
     def events(self, task_id: str, after_id: int = 0) -> tuple[EventRecord, ...]:
         """The log of a task in order, from behind the event `after_id`.

@@ -16,7 +16,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_I
 
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask
-from alto_core.domain import JobOutcome, JobState, LoraJob, Score, TaskState
+from alto_core.domain import JobState, LoraJob, TaskState
+from alto_core.outcomes import JobOutcome, Score
 from alto_core.redaction import without_secrets
 from alto_core.tracking.names import clean_name
 

@@ -15,9 +15,10 @@ from types import MappingProxyType
 
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-from alto_core.domain import CurveSource, Evaluation, JobOutcome, JobState, Score, StepRecord, TaskState
+from alto_core.domain import CurveSource, Evaluation, JobState, StepRecord, TaskState
 from alto_core.early_exit.curves import Curve
 from alto_core.errors import TrackingError
+from alto_core.outcomes import JobOutcome, Score
 from alto_core.tracking import adapters
 from alto_core.tracking.connection import Connection, timed
 from alto_core.tracking.description import (

@@ -84,7 +84,7 @@ def plan(
 @commands.command()
 def pause(task: TaskId) -> None:
     """Take a task off its GPUs at a checkpoint, and keep it in the queue."""
-    from alto_core.domain import StopRequest
+    from alto_core.queue_states import StopRequest
     from flows.cli.stop import run_stop
 
     run_stop(task, StopRequest.PAUSE)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alto_core import wording
-from alto_core.domain import QueueState
+from alto_core.queue_states import QueueState
 from alto_core.settings import load_settings
 from alto_core.store import Fleet, HostRecord, KeptPlan, Queue, QueueEntry
 from flows.cli.output import dump

@@ -8,8 +8,9 @@ import typer
 
 from alto_core import wording
 from alto_core.cancelling import ask_to_cancel_job
-from alto_core.domain import QueueState, StopRequest, TaskState
+from alto_core.domain import TaskState
 from alto_core.errors import StoreError
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import load_settings, prepare_environment
 from alto_core.store import Queue, Store
 from flows.cli.identity import who

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from alto_core import wording
 from alto_core.config import TuningTask, load_task, with_changes
-from alto_core.domain import Priority
 from alto_core.errors import StoreError
 from alto_core.ownership import UNNAMED
+from alto_core.queue_states import Priority
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Demand, Queue, Store

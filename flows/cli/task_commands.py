@@ -120,7 +120,7 @@ def cancel(
     ] = None,
 ) -> None:
     """End a task of the queue, its GPUs free at once and its checkpoints kept; or one job of any task."""
-    from alto_core.domain import StopRequest
+    from alto_core.queue_states import StopRequest
     from flows.cli.stop import run_cancel_job, run_stop
 
     if job is not None:

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from alto_core.config import TuningTask, parse_task
-from alto_core.domain import Priority, QueueState, StopRequest, TaskState
+from alto_core.domain import TaskState
 from alto_core.errors import StoreError
+from alto_core.queue_states import Priority, QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Demand, Fleet, KeptPlacement, KeptPlan, Queue, Store
 from tests.conftest import NO_PROCESS

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from alto_core.domain import RowLosses, Score
+from alto_core.domain import RowLosses
 from alto_core.evaluation import SplitResult
 from alto_core.evaluation.intervals import wilson_interval
+from alto_core.outcomes import Score
 from alto_core.selection import compare_with_others, pick_winner
 
 

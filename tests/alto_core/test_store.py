@@ -13,8 +13,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alto_core.config import TuningTask, parse_task
-from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskProfile, TaskState
+from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskState
 from alto_core.errors import StoreError
+from alto_core.outcomes import TaskProfile
 from alto_core.settings import Settings
 from alto_core.store import EventDraft, JobUpdate, Store
 

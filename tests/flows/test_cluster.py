@@ -15,9 +15,10 @@ from prefect.states import Cancelling, Crashed, Running
 from alto_core.cluster import stop
 from alto_core.cluster.recovery import recover
 from alto_core.config import TuningTask
-from alto_core.domain import JobState, QueueState, StopRequest, TaskState
+from alto_core.domain import JobState, TaskState
 from alto_core.errors import StoreError
 from alto_core.preparation import create_task, plan_task
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import load_settings
 from alto_core.store import Demand, Fleet, Queue, Store
 from alto_core.tracking import Tracker

@@ -13,7 +13,8 @@ import pytest
 from alto_core.cluster.dead_tasks import DIED, end_dead_tasks
 from alto_core.cluster.recovery import START_PATIENCE
 from alto_core.config import parse_task
-from alto_core.domain import JobState, StopRequest, TaskState
+from alto_core.domain import JobState, TaskState
+from alto_core.queue_states import StopRequest
 from alto_core.settings import Settings
 from alto_core.store import JobUpdate, Queue, Store
 from alto_core.task_lock import HOLDER_NAME, held_if_free

@@ -11,9 +11,10 @@ import pytest
 
 from alto_core.cluster.lease import GIVEN_UP_EXIT_CODE, held_gpus
 from alto_core.cluster.recovery import MAX_FAILURES, recover
-from alto_core.domain import JobState, QueueState, StopRequest, TaskState
+from alto_core.domain import JobState, TaskState
 from alto_core.errors import StoreError
 from alto_core.interruption import TaskStopped
+from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Fleet, JobUpdate, Queue, QueueEntry, Store
 from tests.conftest import NO_PROCESS

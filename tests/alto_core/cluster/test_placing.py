@@ -9,7 +9,8 @@ import pytest
 from alto_core.cluster.gantt import bars_of, gantt_page, gantt_svg, gantt_text
 from alto_core.cluster.placing import place_tasks, plan_now
 from alto_core.cluster.situation import kept_plan, read_situation
-from alto_core.domain import JobState, Priority, QueueState, StopRequest
+from alto_core.domain import JobState
+from alto_core.queue_states import Priority, QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Fleet, JobUpdate, Queue, Store
 from tests.conftest import NO_PROCESS

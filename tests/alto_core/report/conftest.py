@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from alto_core.domain import AnswerSample, Comparison, GateEntry, Interval, JobState, LoraJob, Score, TaskState
+from alto_core.domain import GateEntry, JobState, LoraJob, TaskState
 from alto_core.early_exit.curves import Curve
+from alto_core.outcomes import AnswerSample, Comparison, Interval, Score
 from alto_core.report import JobRow, ReportData, StageTime, TaskFacts
 from alto_core.report.values import ExitTime, LogLine
 from alto_core.result import GateRecord, RegisteredVersion, TaskResult

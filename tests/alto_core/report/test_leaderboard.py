@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from alto_core.domain import Interval, JobState, LoraJob, Score
+from alto_core.domain import JobState, LoraJob
+from alto_core.outcomes import Interval, Score
 from alto_core.report import JobRow, ReportData, count_samples, leaderboard, leaderboard_table
 from alto_core.result import TaskResult
 

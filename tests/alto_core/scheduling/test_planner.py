@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alto_core.domain import Priority
+from alto_core.queue_states import Priority
 from alto_core.scheduling import inter_task, list_scheduling
 from alto_core.scheduling.bounds import makespan_bound
 from alto_core.scheduling.instance import Booking, Host, Instance, Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alto_core.domain import Priority
+from alto_core.queue_states import Priority
 from alto_core.scheduling.instance import Instance, RunningTask, WaitingTask
 from alto_core.scheduling.preemption import tasks_to_preempt
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from mlflow.entities import ViewType
 
-from alto_core.domain import JobOutcome, JobState, TaskState
+from alto_core.domain import JobState, TaskState
 from alto_core.errors import TrackingError
+from alto_core.outcomes import JobOutcome
 from alto_core.settings import Settings
 from alto_core.tracking import Tracker
 

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from alto_core.config import TuningTask, parse_task
-from alto_core.domain import GateEntry, Interval, JobBudget, JobState, LoraJob, Score, Stage, TaskState
+from alto_core.domain import GateEntry, JobBudget, JobState, LoraJob, Stage, TaskState
+from alto_core.outcomes import Interval, Score
 from alto_core.result import GateRecord, RegisteredVersion, TaskResult
 from alto_core.settings import Settings
 from alto_core.store import EventDraft, JobUpdate, Store

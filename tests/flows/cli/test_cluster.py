@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from alto_core.config import TuningTask
-from alto_core.domain import Priority, QueueState, TaskState
+from alto_core.domain import TaskState
+from alto_core.queue_states import Priority, QueueState
 from alto_core.settings import Settings
 from alto_core.store import Demand, Fleet, Queue, Store
 from tests.conftest import NO_PROCESS
