@@ -29,6 +29,7 @@ from alto_core.recording import CurveRecorder, record_training
 from alto_core.reviving import at_work_on
 from alto_core.selection import CANDIDATE_STATES, score_jobs
 from alto_core.store import EventDraft
+from alto_core.task_engine import open_engine
 from alto_core.workspace import Workspace
 
 CURVES_ARTIFACT, REPORT_ARTIFACT = "audit/curves.parquet", "audit/report.json"
@@ -203,7 +204,7 @@ def _train(
         own = folder / stretch.job.job_id
         shutil.copytree(stretch.folder / "state", own / "state")
         stretches.append(dataclasses.replace(stretch, folder=own))
-    with workspace.engine(job_ids, num_slots=_slots(workspace, num_slots, len(job_ids))) as engine:
+    with open_engine(workspace, job_ids, num_slots=_slots(workspace, num_slots, len(job_ids))) as engine:
         executor = Executor(engine, workspace.data, data_seed=workspace.task.data.seed)
         record_training(executor, stretches, recorder)
     return recorder

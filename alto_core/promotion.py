@@ -22,7 +22,7 @@ from alto_core.evaluation import SplitResult, evaluate_adapters, held_out_digest
 from alto_core.outcomes import Interval
 from alto_core.registration import held_out
 from alto_core.settings import Settings
-from alto_core.task_objective import measure_references, objective_of
+from alto_core.task_engine import measure_references, objective_of
 from alto_core.tracking import CHALLENGER, CHAMPION, OWNER, PREVIOUS_TAG, RegisteredAdapter, Registry, Tracker
 from alto_core.workspace import Workspace
 

@@ -22,6 +22,7 @@ from alto_core.evaluation import (
 from alto_core.outcomes import AnswerSample, Comparison, Score
 from alto_core.report import EARLY_EXITS, count_samples, job_rows
 from alto_core.store import EventDraft
+from alto_core.task_engine import open_engine
 from alto_core.tracking import TaskRuns
 from alto_core.workspace import Workspace
 
@@ -148,7 +149,7 @@ def _evaluate(
 def _engine_with(workspace: Workspace, job_ids: Sequence[str | None], folders: Mapping[str, Path]) -> Iterator[Engine]:
     """An engine that holds the best adapter of each job; the untuned model needs no slot."""
     adapters = [job_id for job_id in job_ids if job_id is not None]
-    with workspace.engine(adapters, num_slots=len(adapters)) as engine:
+    with open_engine(workspace, adapters, num_slots=len(adapters)) as engine:
         for job_id in adapters:
             folder = folders.get(job_id, workspace.job_folder(job_id))
             engine.load_adapter(workspace.jobs[job_id], folder / "adapter")

@@ -26,6 +26,7 @@ from alto_core.resuming import open_cut, reserve_of, runs_of, settle
 from alto_core.scheduling.prediction import expected_savings
 from alto_core.store import EventDraft
 from alto_core.supervision import Supervisor
+from alto_core.task_engine import open_engine
 from alto_core.tracking import GATE_WAIT_SECONDS, TaskRuns
 from alto_core.workspace import Workspace
 
@@ -118,7 +119,7 @@ def _train_in_slots(workspace: Workspace, training: _Training, num_slots: int) -
     with (
         workspace.tracked() as runs,
         runs.system_metrics(),
-        workspace.engine(session.job_ids, num_slots=slots, reserve=session.reserve_ids, **sizes) as engine,
+        open_engine(workspace, session.job_ids, num_slots=slots, reserve=session.reserve_ids, **sizes) as engine,
     ):
         supervisor = _supervisor(workspace, runs, training.policy, training.earlier)
         for stretch in training.stretches if training.revived else ():

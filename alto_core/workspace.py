@@ -27,7 +27,6 @@ from alto_core.domain import JobBudget, JobState, LoraJob, Stage
 from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.checkpoint import MARKER
-from alto_core.engine.engine import Engine
 from alto_core.errors import StoreError
 from alto_core.evaluation import TextCodec
 from alto_core.executor import JobRun
@@ -36,7 +35,6 @@ from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
 from alto_core.store import EventDraft, JobRecord, JobUpdate, Store
 from alto_core.task_lock import times_held
-from alto_core.task_objective import measure_references, objective_of
 from alto_core.tracking import TaskRuns, Tracker
 
 
@@ -224,48 +222,6 @@ class Workspace:
             waiting = runs.release(wait_seconds)
             warnings = [EventDraft(kind="warning", text=waiting)] if waiting else []
             self.store.append_events(self.task_id, [tracking_event(runs), *warnings])
-
-    def engine(
-        self,
-        job_ids: Sequence[str],
-        *,
-        num_slots: int,
-        reserve: Sequence[str] = (),
-        rank_rows: int | None = None,
-        max_pass_tokens: int | None = None,
-    ) -> Engine:
-        """Slots for so many of these jobs at once over the task's backbone. To be closed by the caller.
-
-        Args:
-            job_ids: the jobs.
-            num_slots: most of them at a time.
-            reserve: jobs of which any one fits in their place.
-            rank_rows: upper bound on the sum of their ranks; None: what the largest ones need.
-            max_pass_tokens: of one training pass; None: by kind of device.
-        """
-        jobs, spare = ([self.jobs[job_id] for job_id in ids] for ids in (job_ids, reserve))
-        largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
-        widest = max(job.lora_rank for job in (*jobs, *spare))
-        needed = max(sum(largest), widest)
-        rank_rows = min(needed, rank_rows or needed)
-        engine = Engine(
-            load_backbone(self.task.model, self.device),
-            target_modules=sorted({name for job in (*jobs, *spare) for name in job.target_modules}),
-            num_slots=num_slots,
-            rank_rows=rank_rows,
-            max_lora_rank=min(widest, rank_rows),
-            max_pass_tokens=max_pass_tokens,
-            max_row_tokens=max(row.longest_side for row in (*self.data.train.rows, *self.data.validation.rows)),
-            objective=objective_of(self),
-            recomputed=self.task.activation_checkpointing,
-            cuda_graph=self.settings.cuda_graph,
-        )
-        try:
-            measure_references(self, engine)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
 
     def begin(self, stage: Stage) -> None:
         """Show the task in this stage."""

@@ -183,6 +183,7 @@ def train_and_register(task: TuningTask, steps: int) -> int:
     from alto_core.preparation import create_task, plan_task
     from alto_core.registration import held_out, register_winner
     from alto_core.store import Store
+    from alto_core.task_engine import open_engine
     from alto_core.workspace import Workspace
 
     settings = load_settings()
@@ -191,7 +192,7 @@ def train_and_register(task: TuningTask, steps: int) -> int:
     workspace = Workspace.open(task_id)
     ((job_id, job),) = workspace.jobs.items()
     rows = workspace.data.train.rows
-    with workspace.engine([job_id], num_slots=1) as engine:
+    with open_engine(workspace, [job_id], num_slots=1) as engine:
         engine.admit(job, workspace.budgets[job_id])
         for step in range(steps):
             start = step * 8 % (len(rows) - 8)

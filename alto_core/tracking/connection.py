@@ -46,9 +46,10 @@ _PASSING_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "RESOURCE_EXHAUSTED", "RE
 """Error codes of a server that is busy, and of a locked or full database."""
 
 _PASSING_TEXT = re.compile("failed with exception|OperationalError|is locked|timed out")
+"""MLflow gives the code INTERNAL_ERROR to anything; these are the ones that pass: no connection, no database."""
+
 _PASSING_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
 """A full disk, or a file system that is away."""
-"""MLflow gives the code INTERNAL_ERROR to anything; these are the ones that pass: no connection, no database."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,8 +115,8 @@ class Connection:
 
     @functools.cached_property
     def person(self) -> Person:
-        """Who is logged in."""
-        return person_of(self)
+        """Who is logged in; nobody where MLflow is a database."""
+        return person_of(self.uri, self.call) if self.is_server else Person()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Any
 
 import requests
 from mlflow.utils.credentials import get_default_host_creds
@@ -12,25 +13,23 @@ from mlflow.utils.rest_utils import http_request
 from alto_core.errors import TrackingError
 from alto_core.ownership import Person
 
-if TYPE_CHECKING:
-    from alto_core.tracking.connection import Connection
+Call = Callable[..., Any]
+"""`Connection.call`."""
 
 LOGIN_HINT = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 CURRENT_USER = "/api/2.0/mlflow/users/current"
 GRANT = "/api/3.0/mlflow/users/permissions/grant"
 
 
-def person_of(connection: Connection) -> Person:
-    """The user of the basic-auth app; nobody where MLflow is a database, or a server without that app.
+def person_of(uri: str, call: Call) -> Person:
+    """The user of a server's basic-auth app; nobody where it has none.
 
     Raises:
         TrackingError: MLflow cannot be reached, or asks for a login.
     """
-    if not connection.is_server:
-        return Person()
-    response = connection.call("ask who is logged in", _request, connection.uri, CURRENT_USER, "GET")
+    response = call("ask who is logged in", _request, uri, CURRENT_USER, "GET")
     if response.status_code == HTTPStatus.UNAUTHORIZED:
-        raise TrackingError(f"MLflow at {connection.uri} asks who you are. {LOGIN_HINT}.")
+        raise TrackingError(f"MLflow at {uri} asks who you are. {LOGIN_HINT}.")
     try:
         user = response.json()["user"]
         return Person(name=str(user["username"]), is_admin=bool(user["is_admin"]))
@@ -38,7 +37,7 @@ def person_of(connection: Connection) -> Person:
         return Person()
 
 
-def let_manage(connection: Connection, owner: str, registered_model: str) -> None:
+def let_manage(uri: str, call: Call, owner: str, registered_model: str) -> None:
     """Give an owner the rights on a registered model that an admin's host has just made for their task.
 
     An owner that MLflow does not know, as an admin may write into a task file, gets none.
@@ -52,11 +51,9 @@ def let_manage(connection: Connection, owner: str, registered_model: str) -> Non
         "resource_id": registered_model,
         "permission": "MANAGE",
     }
-    response = connection.call(
-        "let the owner manage a registered model", _request, connection.uri, GRANT, "POST", grant
-    )
+    response = call("let the owner manage a registered model", _request, uri, GRANT, "POST", grant)
     if response.status_code != HTTPStatus.NOT_FOUND:
-        connection.call("let the owner manage a registered model", response.raise_for_status)
+        call("let the owner manage a registered model", response.raise_for_status)
 
 
 def _request(uri: str, path: str, method: str, content: dict[str, str] | None = None) -> requests.Response:

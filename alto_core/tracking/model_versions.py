@@ -79,4 +79,4 @@ def _create_registered_model(connection: Connection, name: str, owner: str | Non
             raise TrackingError(f"registered model {name!r}: MLflow refused to create it ({error})") from error
         return
     if connection.person.is_admin and owner not in (None, connection.person.name):
-        let_manage(connection, owner, name)
+        let_manage(connection.uri, connection.call, owner, name)

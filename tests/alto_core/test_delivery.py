@@ -22,6 +22,7 @@ from alto_core.engine.backbone import release_backbone
 from alto_core.errors import ModelError, TrackingError
 from alto_core.registration import held_out
 from alto_core.settings import load_settings
+from alto_core.task_engine import open_engine
 from alto_core.tracking import Registry
 from alto_core.workspace import Workspace
 
@@ -175,7 +176,7 @@ def test_mlflow_loads_it_by_name_and_answers_without_a_network(
     prompts = held_out(workspace).generation_rows[:3]
     answers = loaded.predict(pd.DataFrame({"prompt": [workspace.codec.spell(row.prompt_ids) for row in prompts]}))
     (job_id, job), *_ = workspace.jobs.items()
-    with workspace.engine([job_id], num_slots=1) as engine:
+    with open_engine(workspace, [job_id], num_slots=1) as engine:
         engine.load_adapter(job, workspace.job_folder(job_id) / "adapter")
         generated = engine.generate(
             [(job_id, row.prompt_ids) for row in prompts],

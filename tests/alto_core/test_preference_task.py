@@ -17,6 +17,7 @@ from alto_core.preflight import profile_task
 from alto_core.preparation import create_task, plan_task
 from alto_core.selection import evaluate_task
 from alto_core.settings import Settings, load_settings
+from alto_core.task_engine import open_engine
 from alto_core.training import decide_gate, train_until
 from alto_core.workspace import Workspace
 
@@ -120,7 +121,7 @@ def test_another_task_on_the_same_pairs_finds_the_reference(
     short = {"steps": 2, "eval_interval_fraction": 1.0, "gate_warmup_fraction": 0.5}
     for task_id, budget in (("short", short), ("long", {**short, "steps": 4}), ("again", short)):
         workspace = open_task(dpo_task(budget=budget), task_id)
-        workspace.engine(list(workspace.jobs), num_slots=2).close()
+        open_engine(workspace, list(workspace.jobs), num_slots=2).close()
     # Held-out pairs and two steps of four; two more steps; nothing.
     assert counts == [8 + 16 + 8, 8]
 
@@ -128,7 +129,7 @@ def test_another_task_on_the_same_pairs_finds_the_reference(
 def test_a_start_adapter_is_the_reference(home: Settings, dpo_task: Callable[..., TuningTask], tmp_path: Path) -> None:
     first = open_task(dpo_task(), "first")
     job_id, job = next(item for item in first.jobs.items() if item[1].learning_rate == 1e-2)
-    with first.engine([job_id], num_slots=1) as engine:
+    with open_engine(first, [job_id], num_slots=1) as engine:
         engine.admit(job, first.budgets[job_id])
         for step in range(8):
             engine.step({job_id: first.data.train.rows[step * 4 : step * 4 + 4]})
@@ -137,7 +138,7 @@ def test_a_start_adapter_is_the_reference(home: Settings, dpo_task: Callable[...
 
     second = open_task(dpo_task(init_adapter=str(tmp_path / "start")), "second")
     job_id, job = next(iter(second.jobs.items()))
-    with second.engine([job_id], num_slots=1) as engine:
+    with open_engine(second, [job_id], num_slots=1) as engine:
         engine.admit(job, second.budgets[job_id], init_adapter=tmp_path / "start")
         engine.step({job_id: second.data.train.rows[:4]})
         (record,) = engine.take_records()
@@ -156,12 +157,12 @@ def test_a_reference_file_that_is_damaged_is_measured_again(
     home: Settings, dpo_task: Callable[..., TuningTask]
 ) -> None:
     workspace = open_task(dpo_task(), "damaged")
-    workspace.engine(list(workspace.jobs), num_slots=1).close()
+    open_engine(workspace, list(workspace.jobs), num_slots=1).close()
     assert workspace.references is not None
     (file,) = (home.home / "references").iterdir()
     file.write_bytes(b"PAR1")
     again = Workspace.open("damaged")
-    again.engine(list(again.jobs), num_slots=1).close()
+    open_engine(again, list(again.jobs), num_slots=1).close()
     assert again.references is not None
     assert again.references.by_row == workspace.references.by_row
     assert file.stat().st_size > 4

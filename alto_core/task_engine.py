@@ -1,22 +1,65 @@
-"""What the engines of a task minimise, and the reference that it is measured against."""
+"""The engines of a task: their slots, what they minimise, and the reference that it is measured against."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from alto_core import wording
 from alto_core.cluster.stop import asked_to_stop
 from alto_core.config import DpoSection
+from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.objective import Objective
 from alto_core.engine.preference_objective import PreferenceObjective
 from alto_core.interruption import TaskStopped
 from alto_core.references import pairs_needed
 from alto_core.store import EventDraft
+from alto_core.workspace import Workspace
 
-if TYPE_CHECKING:
-    from alto_core.workspace import Workspace
+
+def open_engine(
+    workspace: Workspace,
+    job_ids: Sequence[str],
+    *,
+    num_slots: int,
+    reserve: Sequence[str] = (),
+    rank_rows: int | None = None,
+    max_pass_tokens: int | None = None,
+) -> Engine:
+    """Slots for so many of these jobs at once over the task's backbone. To be closed by the caller.
+
+    Args:
+        workspace: the task.
+        job_ids: the jobs.
+        num_slots: most of them at a time.
+        reserve: jobs of which any one fits in their place.
+        rank_rows: upper bound on the sum of their ranks; None: what the largest ones need.
+        max_pass_tokens: of one training pass; None: by kind of device.
+    """
+    jobs, spare = ([workspace.jobs[job_id] for job_id in ids] for ids in (job_ids, reserve))
+    largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
+    widest = max(job.lora_rank for job in (*jobs, *spare))
+    needed = max(sum(largest), widest)
+    rank_rows = min(needed, rank_rows or needed)
+    engine = Engine(
+        load_backbone(workspace.task.model, workspace.device),
+        target_modules=sorted({name for job in (*jobs, *spare) for name in job.target_modules}),
+        num_slots=num_slots,
+        rank_rows=rank_rows,
+        max_lora_rank=min(widest, rank_rows),
+        max_pass_tokens=max_pass_tokens,
+        max_row_tokens=max(row.longest_side for row in (*workspace.data.train.rows, *workspace.data.validation.rows)),
+        objective=objective_of(workspace),
+        recomputed=workspace.task.activation_checkpointing,
+        cuda_graph=workspace.settings.cuda_graph,
+    )
+    try:
+        measure_references(workspace, engine)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def objective_of(workspace: Workspace) -> Objective | None:
