@@ -23,7 +23,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus
-from alto_core.config import TuningTask, load_task
+from alto_core.config import TuningTask
 from alto_core.domain import TaskState
 from alto_core.errors import StoreError
 from alto_core.interruption import TaskStopped
@@ -108,36 +108,6 @@ def _close_dead_run(flow_run_id: str | None) -> None:
     if flow_run_id not in (None, str(flow_run.id)):
         with contextlib.suppress(ObjectNotFound):  # it was another server's
             mark_crashed(flow_run_id, f"its process is gone; the task goes on in flow run {flow_run.id}")
-
-
-@flow(name="tune file", flow_run_name="tune {task_file}")
-def tune_file(task_file: str) -> str:
-    """Check a task file, create its task and tune it: what the deployment `tune` runs. A retry goes on with the task.
-
-    Args:
-        task_file: path on the machine of the worker.
-
-    Returns:
-        `name/version` of the registered adapter.
-    """
-    store = Store(load_settings())
-    note = load_settings().home / "flow-runs" / str(flow_run.id)
-    if note.is_file() and store.has_task(note.read_text(encoding="utf-8")):
-        result = _finished(note.read_text(encoding="utf-8"))
-    else:
-        task = load_task(task_file)
-        task_id = store.new_task_id(task.name)
-        note.parent.mkdir(exist_ok=True)
-        note.write_text(task_id, encoding="utf-8")
-        result = tune(task, task_id=task_id, task_file=Path(task_file))
-    return f"{result.registered.name}/{result.registered.version}"
-
-
-def _finished(task_id: str) -> TuneResult:
-    from flows.resume import resume  # which imports this module
-
-    state = Store(load_settings()).task(task_id).state
-    return tune_result(task_id) if state is TaskState.FINISHED else resume(task_id)
 
 
 @dataclass(frozen=True, kw_only=True)

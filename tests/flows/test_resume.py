@@ -21,7 +21,8 @@ from alto_core.supervision import Supervisor
 from alto_core.tracking import Tracker
 from flows.api import TuneResult, resume, tune
 from flows.cli.app import app
-from flows.tune import tune_file, tune_task
+from flows.tune import tune_task
+from flows.tune_file import tune_file
 
 pytestmark = [pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
