@@ -44,9 +44,9 @@ quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about eigh
 	@$(BIN)/python examples/prepare_quickstart.py quickstart
 	@$(BIN)/alto tune examples/quickstart.yaml
 
-# without its restarts of workers: after one, xdist's groups wait for ever
+# groups in the order of tests/conftest.py; without restarts of workers: after one, xdist's groups wait for ever
 test: .venv/dev.stamp  ## run all tests that this machine can run, and say which it left out
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 check: .venv/dev.stamp  ## lint, format, types, import contracts
 	@$(BIN)/ruff check .

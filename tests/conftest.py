@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -34,6 +35,19 @@ NO_PROCESS = 2**22 + 1
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 prepare_environment(load_settings({"ALTO_HOME": str(REPOSITORY / ".pytest_cache" / "alto")}))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for the workers, the slow ones first: a module is one, all modules that want the Prefect server are one.
+
+    So what a module makes is made once, one Prefect server is started, and no long test is begun last.
+    """
+    with_server = {item.path for item in items if "prefect_server" in getattr(item, "fixturenames", ())}
+    groups = {item: "prefect" if item.path in with_server else str(item.path) for item in items}
+    num_slow = Counter(groups[item] for item in items if item.get_closest_marker("slow"))
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: -num_slow[groups[item]])
 
 
 def _load_prepare_quickstart() -> ModuleType:
@@ -155,6 +169,19 @@ def prefect_server() -> Iterator[None]:
 
     with prefect_test_harness(server_startup_timeout=180):
         yield
+
+
+@pytest.fixture(scope="session")
+def empty_prefect_database(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with Prefect's tables, which take ten seconds to make, for servers that tests start themselves."""
+    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
+
+    url = PREFECT_SERVER_DATABASE_CONNECTION_URL.value().get_secret_value()
+    database = tmp_path_factory.mktemp("prefect") / "prefect.db"
+    made = url.removeprefix("sqlite+aiosqlite:///")
+    with closing(sqlite3.connect(made)) as source, closing(sqlite3.connect(database)) as copy:
+        source.backup(copy)
+    return database
 
 
 @pytest.fixture(scope="session")

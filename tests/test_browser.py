@@ -34,7 +34,6 @@ pytestmark = [
     pytest.mark.smollm2,
     pytest.mark.slow,
     pytest.mark.timeout(1500),
-    pytest.mark.xdist_group("quickstart"),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
 ]
 

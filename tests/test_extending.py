@@ -26,7 +26,7 @@ from alto_core.domain import JobState, TaskState
 from alto_core.settings import Settings, load_settings
 from alto_core.store import JobRecord, Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("extending")]
+pytestmark = [pytest.mark.slow]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ PAGE = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
 PASSWORDS = {"admin": "admin-password/1", "alice": "alice-p@ss:word", "bob": "bob-password-1"}
 PREFECT_LOGIN = "alto:prefect-pass-word"
 HUB_TOKEN = "hf_NotARealTokenButLongEnough"
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("logins"), pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @dataclass

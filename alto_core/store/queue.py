@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from sqlmodel import col, func, select
 
@@ -19,7 +18,16 @@ from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store.database import Database
 from alto_core.store.queue_records import Demand, KeptPlan, QueueEntry, QueueEvent
-from alto_core.store.queue_rows import free_gpus, kept_plan, log_event, plan_row, queue_entry, queue_row, require_owner
+from alto_core.store.queue_rows import (
+    free_gpus,
+    kept_plan,
+    log_event,
+    now,
+    plan_row,
+    queue_entry,
+    queue_row,
+    require_owner,
+)
 from alto_core.store.rows import task_row
 from alto_core.store.tables import GpuRow, HostRow, PlanRow, QueueEventRow, QueueRow, TaskRow
 
@@ -65,7 +73,7 @@ class Queue:
                 num_gpus=demand.num_gpus,
                 min_gpu_bytes=demand.min_gpu_bytes,
                 expected_seconds=demand.expected_seconds,
-                submitted_at=_now(),
+                submitted_at=now(),
                 state=QueueState.WAITING,
             )
             session.add(row)
@@ -97,7 +105,7 @@ class Queue:
                 session.add(gpu)
             row.state, row.attempt, row.stop = QueueState.CLAIMED, row.attempt + 1, None
             row.host_id, row.gpus = host_id, json.dumps(sorted(gpus))
-            row.claimed_at, row.heartbeat_at = _now(), None
+            row.claimed_at, row.heartbeat_at = now(), None
             row.process_id, row.flow_run_id = None, None
             session.add(row)
             where = f"GPU {', '.join(map(str, sorted(gpus)))} of {host_id}, attempt {row.attempt}"
@@ -125,7 +133,7 @@ class Queue:
                     f"task {task_id}: got attempt {attempt} to begin, expected a claimed one; it is {row.state} in "
                     f"attempt {row.attempt}. A task runs once at a time: leave it to the scheduler."
                 )
-            row.state, row.heartbeat_at, row.process_id = QueueState.RUNNING, _now(), process_id
+            row.state, row.heartbeat_at, row.process_id = QueueState.RUNNING, now(), process_id
             session.add(row)
             for gpu in session.exec(select(GpuRow).where(GpuRow.task_id == task_id)):
                 gpu.process_id = process_id
@@ -144,7 +152,7 @@ class Queue:
         with self._database.writing() as session:
             row = queue_row(session, task_id)
             if row.attempt == attempt and row.state == QueueState.RUNNING:
-                row.heartbeat_at = _now()
+                row.heartbeat_at = now()
                 session.add(row)
 
     def release(self, task_id: str, attempt: int, state: QueueState, reason: str, *, died: bool = False) -> bool:
@@ -261,7 +269,3 @@ class Queue:
         with self._database.reading() as session:
             row = session.exec(query).first()
             return None if row is None else kept_plan(row)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

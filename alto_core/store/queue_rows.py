@@ -21,7 +21,7 @@ def log_event(
     session: Session, kind: str, text: str, *, task_id: str | None = None, host_id: str | None = None
 ) -> None:
     """Add what happened to a task or a host."""
-    session.add(QueueEventRow(at=datetime.now(UTC), kind=kind, text=text, task_id=task_id, host_id=host_id))
+    session.add(QueueEventRow(at=now(), kind=kind, text=text, task_id=task_id, host_id=host_id))
 
 
 def queue_row(session: Session, task_id: str) -> QueueRow:
@@ -109,3 +109,7 @@ def kept_plan(row: PlanRow) -> KeptPlan:
     )
     refusals: Mapping[str, str] = content["refusals"]
     return KeptPlan(**row.model_dump(exclude={"plan_id", "content"}), placements=placements, refusals=refusals)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

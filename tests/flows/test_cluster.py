@@ -29,7 +29,14 @@ from flows.tune import tune_queued, tune_result
 from tests.conftest import NO_PROCESS
 
 pytestmark = [pytest.mark.usefixtures("prefect_server", "workspace_home"), pytest.mark.slow]
-TinyTask = Callable[..., TuningTask]
+
+
+@pytest.fixture
+def task(tiny_task: Callable[..., TuningTask]) -> TuningTask:
+    """Three jobs, one of which diverges."""
+    space = {"learning_rate": [1e-3, 1e-2, 1e30], "lora_rank": 4, "adapter_batch_size": 4}
+    budget = {"steps": 12, "eval_interval_fraction": 0.25, "gate_warmup_fraction": 0.25}
+    return tiny_task(search_space=space, budget=budget)
 
 
 @pytest.fixture
@@ -61,10 +68,10 @@ def claim(queue: Queue, task_id: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_paused_task_goes_on_from_its_checkpoint_to_the_same_result(
-    tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    task: TuningTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "LOOK_SECONDS", 0.0)
-    whole, paused = (submit(tiny_task(), queue) for _ in range(2))
+    whole, paused = (submit(task, queue) for _ in range(2))
     tune_queued(whole, claim(queue, whole, monkeypatch))
     assert queue.entry(whole).state is QueueState.ENDED
     assert holders() == [None, None]
@@ -95,10 +102,10 @@ def test_a_paused_task_goes_on_from_its_checkpoint_to_the_same_result(
 
 
 def test_a_cancelled_run_ends_everywhere_and_keeps_its_checkpoints(
-    tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    task: TuningTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "LOOK_SECONDS", 0.0)
-    task_id = submit(tiny_task(), queue)
+    task_id = submit(task, queue)
     asked = Store.update_jobs
 
     def ask_at_step_nine(store: Store, task_id: str, updates: list) -> None:  # type: ignore[type-arg]
@@ -119,9 +126,9 @@ def test_a_cancelled_run_ends_everywhere_and_keeps_its_checkpoints(
 
 
 def test_sigterm_makes_room_and_a_flow_run_cancelled_in_prefect_cancels_its_task(
-    tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    task: TuningTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task_id = submit(tiny_task(), queue)
+    task_id = submit(task, queue)
     asked, states = Store.update_jobs, [None, Cancelling()]
 
     def terminate_at_step_nine(store: Store, task_id: str, updates: list) -> None:  # type: ignore[type-arg]
@@ -147,8 +154,8 @@ def test_sigterm_makes_room_and_a_flow_run_cancelled_in_prefect_cancels_its_task
     assert not states
 
 
-def test_a_flow_refuses_to_start_twice(tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    task_id = submit(tiny_task(), queue)
+def test_a_flow_refuses_to_start_twice(task: TuningTask, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    task_id = submit(task, queue)
     attempt = claim(queue, task_id, monkeypatch)
     queue.begin(task_id, attempt, NO_PROCESS)
     with pytest.raises(StoreError, match="A task runs once at a time"):
@@ -156,9 +163,9 @@ def test_a_flow_refuses_to_start_twice(tiny_task: TinyTask, queue: Queue, monkey
     assert queue.entry(task_id).state is QueueState.RUNNING, "the first one is not disturbed"
 
 
-def test_two_schedulers_dispatch_what_starts_now_once(tiny_task: TinyTask, queue: Queue) -> None:
+def test_two_schedulers_dispatch_what_starts_now_once(task: TuningTask, queue: Queue) -> None:
     deploy_host("left")
-    task_ids = [submit(tiny_task(), queue) for _ in range(3)]
+    task_ids = [submit(task, queue) for _ in range(3)]
     dispatched = [*schedule_here("test"), *schedule("test")]
     assert len(dispatched) == len(set(dispatched)) == 2, "there are two GPUs"
     entries = queue.entries(QueueState.CLAIMED)
@@ -173,9 +180,9 @@ def test_two_schedulers_dispatch_what_starts_now_once(tiny_task: TinyTask, queue
             assert run.work_pool_name == "alto-left"
 
 
-def test_a_host_that_takes_no_run_gets_its_gpus_back(tiny_task: TinyTask, queue: Queue) -> None:
+def test_a_host_that_takes_no_run_gets_its_gpus_back(task: TuningTask, queue: Queue) -> None:
     Fleet(load_settings()).join("nowhere", gpus=(0, 1, 2), gpu_bytes=0, work_pool="alto-nowhere")
-    task_id = submit(tiny_task(), queue, num_gpus=3)
+    task_id = submit(task, queue, num_gpus=3)
     assert schedule_here("test") == []
     entry = queue.entry(task_id)
     assert (entry.state, entry.attempt, entry.num_failures) == (QueueState.WAITING, 1, 0)
@@ -183,11 +190,11 @@ def test_a_host_that_takes_no_run_gets_its_gpus_back(tiny_task: TinyTask, queue:
 
 
 def test_a_flow_run_that_ended_without_a_word_is_taken_back_and_one_left_running_is_marked(
-    tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    task: TuningTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed with its worker: Prefect shows it as Running for ever."""
     deploy_host("left")
-    task_id = submit(tiny_task(), queue)
+    task_id = submit(task, queue)
     (run_id,) = schedule_here("test")
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(run_id), Running(), force=True)
@@ -207,11 +214,11 @@ def test_a_flow_run_that_ended_without_a_word_is_taken_back_and_one_left_running
 
 
 def test_a_dead_run_that_somebody_else_took_back_is_marked_in_prefect(
-    tiny_task: TinyTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    task: TuningTask, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent of a host takes runs back without Prefect, and a worker that was lost with its host says nothing."""
     deploy_host("left")
-    dead, alive = submit(tiny_task(), queue), submit(tiny_task(), queue)
+    dead, alive = submit(task, queue), submit(task, queue)
     run_ids = schedule_here("test")
     with get_client(sync_client=True) as client:
         for run_id in run_ids:
@@ -220,7 +227,7 @@ def test_a_dead_run_that_somebody_else_took_back_is_marked_in_prefect(
         queue.begin(task_id, 1, NO_PROCESS)
     before = queue.entry(dead).flow_run_id
     with monkeypatch.context() as patch:
-        patch.setattr("alto_core.store.queue._now", lambda: datetime.now(UTC) - timedelta(minutes=2))
+        patch.setattr("alto_core.store.queue_rows.now", lambda: datetime.now(UTC) - timedelta(minutes=2))
         recover(load_settings(), is_gone=lambda entry: entry.task_id == dead)
     assert queue.entry(dead).state is QueueState.WAITING
     sweep()

@@ -41,7 +41,7 @@ from alto_core.training import decide_gate, train_until
 from alto_core.workspace import Workspace
 from flows.cli.app import app
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("parked")]
+pytestmark = [pytest.mark.slow]
 Tune = Callable[..., Workspace]
 REPOSITORY = Path(__file__).resolve().parents[2]
 KILLED_REVIVAL = """

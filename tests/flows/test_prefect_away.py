@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from alto_core.settings import load_settings
 from alto_core.store import Store
 from flows.cli.services import RunningService, Service
 
-AWAY_SECONDS = 8.0
+AWAY_SECONDS = 5.0
 
 
 def flow_runs(port: int) -> list[dict[str, Any]]:
@@ -47,11 +48,18 @@ def running(service: Service) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_training_goes_on_and_the_run_ends_completed(
-    tiny_task: Callable[..., TuningTask], workspace_home: Path, tmp_path: Path
+    tiny_task: Callable[..., TuningTask],
+    workspace_home: Path,
+    empty_database: Path,
+    empty_prefect_database: Path,
+    tmp_path: Path,
 ) -> None:
+    shutil.copy(empty_database, workspace_home / "mlflow.db")
+    (tmp_path / "prefect").mkdir()
+    shutil.copy(empty_prefect_database, tmp_path / "prefect" / "prefect.db")
     space = {"learning_rate": [1e-3, 2e-3], "lora_rank": 4, "adapter_batch_size": 4}
     task = tiny_task(
-        search_space=space, budget={"steps": 1500, "eval_interval_fraction": 0.02, "gate_warmup_fraction": 0.5}
+        search_space=space, budget={"steps": 800, "eval_interval_fraction": 0.05, "gate_warmup_fraction": 0.5}
     )
     file = tmp_path / "task.yaml"
     file.write_text(yaml.safe_dump(task.model_dump(mode="json", exclude_none=True)))

@@ -21,14 +21,33 @@ from alto_core.errors import DataError, EngineError, TaskFileError
 from alto_core.settings import load_settings
 from alto_core.store import Store
 from alto_core.tracking import Tracker
-from flows.api import leaderboard, tune
+from alto_core.workspace import Workspace
+from flows.api import TuneResult, leaderboard, tune
 
-pytestmark = [pytest.mark.usefixtures("prefect_server", "workspace_home"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.slow]
 
 
-def test_a_task_ends_with_a_registered_adapter_and_true_states(tiny_task: Callable[..., TuningTask]) -> None:
-    result = tune(tiny_task())
-    store, tracker = Store(load_settings()), Tracker(load_settings())
+@pytest.fixture(scope="module")
+def first(
+    tiny_task: Callable[..., TuningTask], tmp_path_factory: pytest.TempPathFactory, prefect_server: None
+) -> TuneResult:
+    """A task that has ended, for all tests that only look at one; its workspace is `shared_home`'s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALTO_HOME", str(tmp_path_factory.mktemp("first")))
+        patch.setenv("ALTO_DEVICE", "cpu")
+        return tune(tiny_task())
+
+
+@pytest.fixture
+def shared_home(first: TuneResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `ALTO_HOME` of the first task."""
+    monkeypatch.setenv("ALTO_HOME", str(first.report.parents[2]))
+    monkeypatch.setenv("ALTO_DEVICE", "cpu")
+
+
+@pytest.mark.usefixtures("shared_home")
+def test_a_task_ends_with_a_registered_adapter_and_true_states(first: TuneResult) -> None:
+    result, store, tracker = first, Store(load_settings()), Tracker(load_settings())
     jobs = {record.job_id: record for record in store.jobs(result.task_id)}
 
     assert result.state is TaskState.FINISHED
@@ -61,17 +80,14 @@ def test_a_task_ends_with_a_registered_adapter_and_true_states(tiny_task: Callab
     assert set(table["job_id"]) == set(jobs)
 
 
-def test_the_winners_folder_loads_in_peft_and_scores_what_was_reported(
-    tiny_task: Callable[..., TuningTask], tiny_model: Path
-) -> None:
-    result = tune(tiny_task())
-    reported = next(s for s in result.scores if s.job_id == result.winner and s.split == "validation")
+@pytest.mark.usefixtures("shared_home")
+def test_the_winners_folder_loads_in_peft_and_scores_what_was_reported(first: TuneResult, tiny_model: Path) -> None:
+    reported = next(s for s in first.scores if s.job_id == first.winner and s.split == "validation")
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, result.adapter_folder).eval()
-    from alto_core.workspace import Workspace
+    model = PeftModel.from_pretrained(base, first.adapter_folder).eval()
 
     total, labels = 0.0, 0
-    for row in Workspace.open(result.task_id).data.validation.rows:
+    for row in Workspace.open(first.task_id).data.validation.rows:
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
         for position in range(1, len(row.token_ids)):
@@ -81,8 +97,11 @@ def test_the_winners_folder_loads_in_peft_and_scores_what_was_reported(
     assert total / labels == pytest.approx(reported.loss, abs=1e-4)
 
 
-def test_a_second_task_of_the_same_file_decides_the_same(tiny_task: Callable[..., TuningTask]) -> None:
-    first, second = tune(tiny_task()), tune(tiny_task())
+@pytest.mark.usefixtures("shared_home")
+def test_a_second_task_of_the_same_file_decides_the_same(
+    first: TuneResult, tiny_task: Callable[..., TuningTask]
+) -> None:
+    second = tune(tiny_task())
     assert first.task_id != second.task_id
     columns = ["job_id", "state", "step", "gate_rank"]
     assert first.leaderboard[columns].equals(second.leaderboard[columns])
@@ -96,6 +115,7 @@ def test_a_second_task_of_the_same_file_decides_the_same(tiny_task: Callable[...
         assert "/#/" in summary.data and page in summary.data
 
 
+@pytest.mark.usefixtures("workspace_home")
 def test_a_task_whose_jobs_all_diverge_fails_with_the_reason(tiny_task: Callable[..., TuningTask]) -> None:
     space = {"learning_rate": 1e30, "lora_rank": [2, 4], "adapter_batch_size": 4, "max_grad_norm": 0}
     with pytest.raises(EngineError, match="no job left an adapter"):
@@ -106,6 +126,7 @@ def test_a_task_whose_jobs_all_diverge_fails_with_the_reason(tiny_task: Callable
     assert {record.state for record in Store(load_settings()).jobs(task.task_id)} == {JobState.DIVERGING}
 
 
+@pytest.mark.usefixtures("workspace_home")
 def test_a_task_can_start_from_an_adapter_of_the_same_rank(tiny_task: Callable[..., TuningTask]) -> None:
     space = {"learning_rate": 1e-2, "lora_rank": 4, "adapter_batch_size": 4}
     first = tune(tiny_task(search_space=space))
@@ -121,6 +142,7 @@ def test_a_task_can_start_from_an_adapter_of_the_same_rank(tiny_task: Callable[.
         tune(tiny_task(search_space=space, init_adapter=str(first.adapter_folder / "no-such")))
 
 
+@pytest.mark.usefixtures("workspace_home")
 def test_bad_data_is_refused_before_anything_is_created(tiny_task: Callable[..., TuningTask], tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DataError):
@@ -138,6 +160,7 @@ async def _flow_runs() -> list[tuple[str, str]]:
         return [(run.name, run.state.name) for run in await client.read_flow_runs() if run.state]
 
 
+@pytest.mark.usefixtures("workspace_home")
 def test_an_interrupted_task_is_cancelled_everywhere(
     tiny_task: Callable[..., TuningTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,10 +191,9 @@ def test_an_interrupted_task_is_cancelled_everywhere(
     assert (f"tune {task.task_id}", "Cancelled") in asyncio.run(_flow_runs())
 
 
-def test_scores_carry_standard_errors_and_intervals(tiny_task: Callable[..., TuningTask]) -> None:
-    scores = tune(tiny_task()).scores
-    assert {score.split for score in scores} == {"validation", "test"}
-    for score in scores:
+def test_scores_carry_standard_errors_and_intervals(first: TuneResult) -> None:
+    assert {score.split for score in first.scores} == {"validation", "test"}
+    for score in first.scores:
         assert math.isfinite(score.loss)
         assert score.loss_standard_error > 0
         assert score.metric_value is not None

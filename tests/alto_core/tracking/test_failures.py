@@ -224,38 +224,42 @@ def test_nothing_connects_at_import() -> None:
     assert done.returncode == 0, done.stderr
 
 
-WORKER = """
-import sys
-sys.path.insert(0, sys.argv[3])
+WRITERS = """
+import os, sys
+home, folder = sys.argv[1:]
+sys.path.insert(0, folder)
 from conftest import make_jobs, make_steps, make_evaluation, make_task
 from alto_core.settings import load_settings
 from alto_core.tracking import DatasetSummary, Tracker
 
-home, task_id = sys.argv[1:3]
 data = DatasetSummary(name="r", source="r", digest="d", num_train=8, num_validation=8, num_test=0, num_tokens=9)
-tracker = Tracker(load_settings({"ALTO_HOME": home}))
-runs = tracker.open_task(make_task(), task_id, make_jobs(2), data)
-for first in range(1, 21, 4):
-    for job_id in runs.job_run_ids:
-        runs.log_steps(make_steps(job_id, first, first + 3))
-    runs.log_evaluations([make_evaluation(job_id, first + 3) for job_id in runs.job_run_ids])
-    runs.flush()
-    runs.read_curves()
+
+def write(task_id):
+    tracker = Tracker(load_settings({"ALTO_HOME": home}))
+    runs = tracker.open_task(make_task(), task_id, make_jobs(2), data)
+    for first in range(1, 21, 4):
+        for job_id in runs.job_run_ids:
+            runs.log_steps(make_steps(job_id, first, first + 3))
+        runs.log_evaluations([make_evaluation(job_id, first + 3) for job_id in runs.job_run_ids])
+        runs.flush()
+        runs.read_curves()
+
+children = []
+for i in range(3):
+    children.append(os.fork())  # with all that was imported
+    if not children[-1]:
+        write(f"demo-{i}")
+        sys.exit()
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
 """
 
 
 @pytest.mark.slow
 def test_three_processes_write_at_the_same_time(embedded: Settings, make: SimpleNamespace) -> None:
     """They also create their experiment, all at once."""
-    folder = str(Path(__file__).parent)
+    command = [sys.executable, "-W", "ignore", "-c", WRITERS, str(embedded.home), str(Path(__file__).parent)]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", WORKER, str(embedded.home), f"demo-{i}", folder], env=environ
-        )
-        for i in range(3)
-    ]
-    assert [worker.wait(180) for worker in workers] == [0] * 3
+    assert subprocess.run(command, env=environ, timeout=180, check=False).returncode == 0
     tracker = Tracker(embedded)
     runs = [tracker.task_runs(f"demo-{i}") for i in range(3)]
     assert len({of_task.experiment_id for of_task in runs}) == 1

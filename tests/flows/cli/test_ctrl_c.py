@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,11 +24,18 @@ COMMAND = "from flows.cli.app import main; main()"
 
 @pytest.mark.slow
 def test_it_ends_a_tuning_command_quietly(
-    tiny_task: Callable[..., TuningTask], workspace_home: Path, tmp_path: Path
+    tiny_task: Callable[..., TuningTask],
+    workspace_home: Path,
+    empty_database: Path,
+    empty_prefect_database: Path,
+    tmp_path: Path,
 ) -> None:
     """With the Prefect server that the command has started for itself."""
     file = tmp_path / "task.yaml"
     task = tiny_task(budget={"steps": 100_000, "eval_interval_fraction": 0.0001, "gate_warmup_fraction": 0.5})
+    shutil.copy(empty_database, workspace_home / "mlflow.db")
+    (workspace_home / "prefect").mkdir()
+    shutil.copy(empty_prefect_database, workspace_home / "prefect" / "prefect.db")
     file.write_text(yaml.safe_dump(task.model_dump(mode="json", exclude_none=True)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     process = subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -86,7 +87,12 @@ def test_the_comparison_page_lists_all_runs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_both_uis_serve_until_they_are_told_to_stop(tmp_path: Path) -> None:
+def test_both_uis_serve_until_they_are_told_to_stop(
+    empty_database: Path, empty_prefect_database: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "alto" / "prefect").mkdir(parents=True)
+    shutil.copy(empty_database, tmp_path / "alto" / "mlflow.db")
+    shutil.copy(empty_prefect_database, tmp_path / "alto" / "prefect" / "prefect.db")
     mlflow_port, prefect_port = _free_port(), _free_port()
     environment = {
         **os.environ,
