@@ -176,7 +176,7 @@ def empty_prefect_database(prefect_server: None, tmp_path_factory: pytest.TempPa
     """A database with Prefect's tables, which take ten seconds to make, for servers that tests start themselves."""
     from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL
 
-    url = PREFECT_SERVER_DATABASE_CONNECTION_URL.value().get_secret_value()
+    url = str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value())
     database = tmp_path_factory.mktemp("prefect") / "prefect.db"
     made = url.removeprefix("sqlite+aiosqlite:///")
     with closing(sqlite3.connect(made)) as source, closing(sqlite3.connect(database)) as copy:
