@@ -61,7 +61,9 @@ def _with_default_strategy(content: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _as_task_file_error(error: ValidationError, file: Path | str | None) -> TaskFileError:
-    first = error.errors()[0]
+    errors = error.errors()
+    # a misspelled key comes as an unknown one and, before it, as a missing one: what was written says more
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     shown = [part for part in first["loc"] if not _is_union_tag(part)]
     field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in shown).lstrip(".") or "file"
     if first["type"] == "extra_forbidden":

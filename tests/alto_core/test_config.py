@@ -32,6 +32,12 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return content
 
 
+def test_a_misspelled_key_is_named_rather_than_the_one_that_is_missing_for_it() -> None:
+    space = {"learning_rates": 1e-4, **{k: v for k, v in GOOD["search_space"].items() if k != "learning_rate"}}
+    with pytest.raises(TaskFileError, match=r"search_space\.learning_rates: got an unknown key"):
+        parse_task({**GOOD, "search_space": space})
+
+
 def test_a_minimal_file_is_enough() -> None:
     task = parse_task(GOOD)
     assert task.registered_model == "reversal"
