@@ -37,13 +37,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 prepare_environment(load_settings({"ALTO_HOME": str(REPOSITORY / ".pytest_cache" / "alto")}))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups for the workers, the slow ones first: a module is one, all modules that want the Prefect server are one.
 
     So what a module makes is made once, one Prefect server is started, and no long test is begun last.
     """
     with_server = {item.path for item in items if "prefect_server" in getattr(item, "fixturenames", ())}
-    groups = {item: "prefect" if item.path in with_server else str(item.path) for item in items}
+    groups = {item: "prefect" if item.path in with_server else item.path.stem for item in items}
     num_slow = Counter(groups[item] for item in items if item.get_closest_marker("slow"))
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
