@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 LrSchedule = Literal["constant", "linear", "cosine"]
+Initialization = Literal["default", "pissa"]
 
 
 class JobState(StrEnum):
@@ -95,6 +96,10 @@ class LoraJob:
     """Seeds the initial A matrices and the dropout masks."""
     beta: float | None = None
     """How hard a preference objective holds the job to its reference; None with other objectives."""
+    lora_plus_ratio: float = 1.0
+    """Learning rate of B over that of A (LoRA+)."""
+    init: Initialization = "default"
+    """How A and B start: as PEFT draws them, or from the leading singular vectors of the frozen weight (PiSSA)."""
 
     @property
     def job_id(self) -> str:
@@ -111,14 +116,42 @@ class LoraJob:
     def rows_per_update(self) -> int:
         return self.adapter_batch_size * self.gradient_accumulation
 
+    @property
+    def trained_rows(self) -> int:
+        """Rank rows that training moves: the rank of the widest layer."""
+        return self.lora_rank
+
+    @property
+    def rank_rows(self) -> int:
+        """Rank rows that the adapter takes. With PiSSA its start takes as many again, which stay as they are."""
+        return self.trained_rows * (2 if self.init == "pissa" else 1)
+
+    @property
+    def side_ratios(self) -> tuple[float, float]:
+        """Learning rates of A and of B as multiples of the job's own."""
+        return 1.0, self.lora_plus_ratio
+
+    @property
+    def plain(self) -> LoraJob:
+        """A job of plain LoRA that takes the same room and time."""
+        changes = {name: default for name, default in _TOLD_WHERE_SET.items() if name != "beta"}
+        return dataclasses.replace(self, lora_rank=self.rank_rows, **changes)
+
     def params(self) -> dict[str, Any]:
         """The fields as MLflow parameters."""
         return {**self._given(), "target_modules": ",".join(self.target_modules)}
 
     def _given(self) -> dict[str, Any]:
-        """All fields, but beta only where the objective has one."""
+        """All fields, but those that came later only where they are set: so ids stay what they were."""
         fields = dataclasses.asdict(self)
-        return fields if self.beta is not None else {k: v for k, v in fields.items() if k != "beta"}
+        return {k: v for k, v in fields.items() if k not in _TOLD_WHERE_SET or v != _TOLD_WHERE_SET[k]}
+
+
+_TOLD_WHERE_SET: Mapping[str, Any] = {
+    field.name: field.default
+    for field in dataclasses.fields(LoraJob)
+    if field.name in ("beta", "lora_plus_ratio", "init")
+}
 
 
 @dataclass(frozen=True, kw_only=True)

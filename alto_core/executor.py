@@ -209,7 +209,7 @@ class Executor:
     def _make_room(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Halve the passes; where they hold a single micro batch, put the job with the largest one back to wait."""
         micro = {job_id: self._micro_tokens(a) for job_id, a in active.items()}
-        largest = max(micro, key=lambda job_id: (micro[job_id], active[job_id].run.job.lora_rank, job_id))
+        largest = max(micro, key=lambda job_id: (micro[job_id], active[job_id].run.job.rank_rows, job_id))
         tokens = min(self._engine.max_pass_tokens, sum(micro.values()))
         if tokens > micro[largest]:
             self._engine.limit_pass_tokens(max(tokens // 2, 1))
@@ -258,7 +258,7 @@ class Executor:
         return JobSize(
             job_id=run.job.job_id,
             adapter_batch_size=run.job.adapter_batch_size,
-            lora_rank=run.job.lora_rank,
+            lora_rank=run.job.rank_rows,
             row_tokens=self._mean_row,
             next_row_tokens=sum(len(row.token_ids) for row in next_rows) / len(next_rows),
         )
@@ -322,7 +322,7 @@ class Executor:
         if not active:
             for run in waiting.values():
                 reason = (
-                    f"does not fit: rank {run.job.lora_rank}, expected at most {self._engine.rank_rows} with the "
+                    f"does not fit: {run.job.rank_rows} rank rows, expected at most {self._engine.rank_rows} with the "
                     "memory there is. Use a smaller lora_rank, or a larger GPU."
                 )
                 self._failures.append(JobFailure(job_id=run.job.job_id, step=run.start_step, reason=reason))

@@ -50,7 +50,7 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
     key = profile_key(task.model, shape, device, cuda_graph=workspace.settings.cuda_graph)
     known = store.model_profile(key)
     if known is None:
-        fitting = [job for job in jobs if job.job_id not in by_arithmetic.too_large]
+        fitting = [job.plain for job in jobs if job.job_id not in by_arithmetic.too_large]
         known = measure_grid(
             backbone, shape, fitting, workspace.data.train.rows, cuda_graph=workspace.settings.cuda_graph
         )

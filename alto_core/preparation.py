@@ -175,6 +175,14 @@ def _check_init_adapter(folder: Path, jobs: Sequence[LoraJob]) -> None:
         raise TaskFileError(
             "init_adapter", got=str(folder), expected="a PEFT folder with adapter_config.json"
         ) from None
+    started = next((job.init for job in jobs if job.init != "default"), None)
+    if started:
+        raise TaskFileError(
+            "search_space.init",
+            got=started,
+            expected="default with an `init_adapter`, which is the start of every job",
+            hint="Leave one of the two out.",
+        )
     others = sorted({job.lora_rank for job in jobs} - {lora_rank})
     if others:
         raise TaskFileError(

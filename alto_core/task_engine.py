@@ -38,8 +38,8 @@ def open_engine(
         max_pass_tokens: of one training pass; None: by kind of device.
     """
     jobs, spare = ([workspace.jobs[job_id] for job_id in ids] for ids in (job_ids, reserve))
-    largest = sorted((job.lora_rank for job in jobs), reverse=True)[:num_slots]
-    widest = max(job.lora_rank for job in (*jobs, *spare))
+    largest = sorted((job.rank_rows for job in jobs), reverse=True)[:num_slots]
+    widest = max(job.rank_rows for job in (*jobs, *spare))
     needed = max(sum(largest), widest)
     rank_rows = min(needed, rank_rows or needed)
     engine = Engine(

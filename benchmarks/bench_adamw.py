@@ -66,6 +66,9 @@ def measure(out: Path) -> None:
         correction1_J=column(0.1),
         correction2_sqrt_J=column(0.03),
         max_grad_norm_J=column(1.0),
+        a_ratio_J=column(1.0),
+        b_ratio_J=column(1.0),
+        is_b_W=torch.zeros(WIDTH, dtype=torch.int8, device="cuda"),
     )
     graph = lm.capture(lambda: adamw_update_(params, grads, exp_avg, exp_avg_sq, state, shadow_RW=shadow))
     ms = statistics.median(lm.time_graphs({"": graph}, repeats=5, seconds=0.1)[""])

@@ -40,16 +40,30 @@ class AdamWState:
     """sqrt(1 - beta2 ** step)."""
     max_grad_norm_J: Tensor
     """0 turns clipping off."""
+    a_ratio_J: Tensor
+    """Learning rate of A's columns over the job's own; 0 leaves them out of the norm as well."""
+    b_ratio_J: Tensor
+    """The same of B's."""
+    is_b_W: Tensor
+    """int8, 1 in the columns of B. This and the ratios are read where an update is `by_side`."""
 
 
 @triton.jit
-def square_sums_kernel(grads, job_of_row, sums, width, num_blocks, BLOCK_WIDTH: tl.constexpr):
+def square_sums_kernel(
+    grads, job_of_row, sums, a_ratio, b_ratio, is_b, width, num_blocks,
+    HAS_SIDES: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) // num_blocks
     block = tl.program_id(0) % num_blocks
-    if tl.load(job_of_row + row) < 0:
+    job = tl.load(job_of_row + row)
+    if job < 0:
         return
     column = block * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     g = tl.load(grads + row.to(tl.int64) * width + column, mask=column < width, other=0.0)
+    if HAS_SIDES:
+        of_b = tl.load(is_b + column, mask=column < width, other=0) != 0
+        # Not multiplied by 0: a gradient that is not finite must not come along.
+        g = tl.where(tl.where(of_b, tl.load(b_ratio + job), tl.load(a_ratio + job)) != 0, g, 0.0)
     tl.store(sums + tl.program_id(0), tl.sum(g * g, 0))
 
 
@@ -74,8 +88,8 @@ def norms_kernel(sums, job_of_row, norms, num_rows, num_blocks, BLOCK_ROWS: tl.c
 def adamw_kernel(
     weights, grads, exp_avg, exp_avg_sq, shadow,
     job_of_row, is_updated, learning_rate, weight_decay, beta1, beta2, epsilon, correction1, correction2_sqrt,
-    max_grad_norm, norms, losses, width, num_blocks,
-    HAS_SHADOW: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    max_grad_norm, a_ratio, b_ratio, is_b, norms, losses, width, num_blocks,
+    HAS_SHADOW: tl.constexpr, HAS_SIDES: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) // num_blocks
     job = tl.load(job_of_row + row)
@@ -94,6 +108,11 @@ def adamw_kernel(
     m = tl.load(exp_avg + place, mask=mask, other=0.0)
     v = tl.load(exp_avg_sq + place, mask=mask, other=0.0)
     limit, rate = tl.load(max_grad_norm + job), tl.load(learning_rate + job)
+    if HAS_SIDES:
+        of_b = tl.load(is_b + column, mask=mask, other=0) != 0
+        ratio = tl.where(of_b, tl.load(b_ratio + job), tl.load(a_ratio + job))
+        g = tl.where(ratio != 0, g, 0.0)
+        rate *= ratio
     b1, b2 = tl.load(beta1 + job), tl.load(beta2 + job)
     shrink = tl.where(limit > 0, tl.minimum(1.0, limit / (norm + 1e-6)), 1.0)
     g *= shrink
@@ -109,15 +128,17 @@ def adamw_kernel(
         tl.store(shadow + place, p.to(shadow.dtype.element_ty), mask=mask)
 
 
-def gradient_norms(grads_RW: Tensor, job_of_row_R: Tensor, num_jobs: int) -> Tensor:
+def gradient_norms(grads_RW: Tensor, state: AdamWState, *, by_side: bool = False) -> Tensor:
     """Euclidean norm of each job's whole gradient, float32 [J]; 0 for a job without rank rows."""
+    job_of_row_R, num_jobs = state.job_of_row_R, len(state.learning_rate_J)
     num_rows, width = grads_RW.shape
     num_blocks = triton.cdiv(width, NORM_BLOCK)
     sums_RN = grads_RW.new_empty(num_rows, num_blocks)
     norms_J = grads_RW.new_empty(num_jobs)
     square_sums_kernel[(num_rows * num_blocks,)](
-        grads_RW, job_of_row_R, sums_RN, width, num_blocks, BLOCK_WIDTH=NORM_BLOCK, num_warps=8
-    )
+        grads_RW, job_of_row_R, sums_RN, state.a_ratio_J, state.b_ratio_J, state.is_b_W, width, num_blocks,
+        HAS_SIDES=by_side, BLOCK_WIDTH=NORM_BLOCK, num_warps=8,
+    )  # fmt: skip
     norms_kernel[(num_jobs,)](
         sums_RN, job_of_row_R, norms_J, num_rows, num_blocks, BLOCK_ROWS=16, BLOCK_SUMS=128, num_warps=4
     )
@@ -133,6 +154,7 @@ def adamw_update_(
     *,
     losses_J: Tensor | None = None,
     shadow_RW: Tensor | None = None,
+    by_side: bool = False,
 ) -> Tensor:
     """Clip and update every job that is to be updated and whose gradient and loss are finite.
 
@@ -141,18 +163,20 @@ def adamw_update_(
         state: of this update.
         losses_J: float32; a job whose loss is not finite is not updated. None: gradients alone decide.
         shadow_RW: copy of the parameters in the compute dtype, kept up to date; None: there is none.
+        by_side: A and B of some job have learning rates of their own. Without, the ratios are not read.
 
     Returns:
         norms_J, float32, before clipping.
     """
     num_rows, width = params_RW.shape
-    norms_J = gradient_norms(grads_RW, state.job_of_row_R, len(state.learning_rate_J))
+    norms_J = gradient_norms(grads_RW, state, by_side=by_side)
     num_blocks = triton.cdiv(width, BLOCK)
     adamw_kernel[(num_rows * num_blocks,)](
         params_RW, grads_RW, exp_avg_RW, exp_avg_sq_RW, params_RW if shadow_RW is None else shadow_RW,
         state.job_of_row_R, state.is_updated_J, state.learning_rate_J, state.weight_decay_J, state.beta1_J,
         state.beta2_J, state.epsilon_J, state.correction1_J, state.correction2_sqrt_J, state.max_grad_norm_J,
+        state.a_ratio_J, state.b_ratio_J, state.is_b_W,
         norms_J, norms_J if losses_J is None else losses_J, width, num_blocks,
-        HAS_SHADOW=shadow_RW is not None, BLOCK_WIDTH=BLOCK, num_warps=8,
+        HAS_SHADOW=shadow_RW is not None, HAS_SIDES=by_side, BLOCK_WIDTH=BLOCK, num_warps=8,
     )  # fmt: skip
     return norms_J

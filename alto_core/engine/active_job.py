@@ -24,6 +24,8 @@ class ActiveJob:
     block: SlotBlock
     layers: tuple[LinearLayer, ...]
     """Layers that the job adapts."""
+    side_ratios_W: Tensor | None = None
+    """Learning rate of each column over the job's own; None: all are trained at the job's own."""
     step: int = 0
     """Updates made."""
     best_val_loss: float | None = None
@@ -36,7 +38,7 @@ class ActiveJob:
     def segment(self, num_tokens: int) -> SegmentSpec:
         """The job's share of a pass without dropout: evaluation and generation."""
         return SegmentSpec(
-            num_tokens=num_tokens, rank_start=self.block.rank_start, lora_rank=self.job.lora_rank, scale=self.job.scale
+            num_tokens=num_tokens, rank_start=self.block.rank_start, lora_rank=self.job.rank_rows, scale=self.job.scale
         )
 
     def training_segment(self, num_tokens: int, micro_step: int) -> SegmentSpec:
@@ -44,11 +46,16 @@ class ActiveJob:
         return SegmentSpec(
             num_tokens=num_tokens,
             rank_start=self.block.rank_start,
-            lora_rank=self.job.lora_rank,
+            lora_rank=self.job.rank_rows,
             scale=self.job.scale,
             dropout=self.job.dropout,
             dropout_seed=segment_seed(job_seed=self.job.seed, update=self.step + 1, micro_step=micro_step),
         )
+
+    @property
+    def trained_block(self) -> SlotBlock:
+        """The rank rows that the optimizer moves."""
+        return self.block.first_rows(self.job.trained_rows)
 
     def keep_best(self, val_loss: float) -> bool:
         """Set the adapter aside if its validation loss is the lowest so far. A loss that is not finite never is."""

@@ -205,10 +205,12 @@ def _check_job(state: dict[str, Any], job: LoraJob, folder: Path) -> None:
     if state.get("format") != FORMAT:
         raise EngineError(f"checkpoint {folder}: got format {state.get('format')}, expected {FORMAT}. Restart the job.")
     wanted = json.loads(json.dumps(dataclasses.asdict(job)))
+    # A state of an earlier version lacks the fields that came later; its job has their defaults.
+    saved = {f.name: f.default for f in dataclasses.fields(job)} | state["job"]
     for field, expected in wanted.items():
-        if state["job"].get(field) != expected:
+        if saved[field] != expected:
             raise EngineError(
-                f"checkpoint {folder}: got a job with {field}={state['job'].get(field)!r}, expected {expected!r}. "
+                f"checkpoint {folder}: got a job with {field}={saved[field]!r}, expected {expected!r}. "
                 "It belongs to another job."
             )
 

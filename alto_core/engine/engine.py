@@ -19,7 +19,7 @@ from alto_core.engine.backbone import Backbone
 from alto_core.engine.checkpoint import JobSnapshot, load_checkpoint, take_snapshot, write_snapshot
 from alto_core.engine.export import export_adapter, read_adapter
 from alto_core.engine.generation import generate
-from alto_core.engine.initialization import initial_a
+from alto_core.engine.initialization import fill_start
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting, attach, detach
 from alto_core.engine.objective import Objective, TokenObjective
@@ -47,8 +47,8 @@ class Engine:
         backbone: serves one engine at a time.
         target_modules: name endings of all layers that any job adapts.
         num_slots: most jobs at a time.
-        rank_rows: sum of their ranks.
-        max_lora_rank: of any job; None: `rank_rows`.
+        rank_rows: sum of those that they take.
+        max_lora_rank: rank rows of any job; None: `rank_rows`.
         max_pass_tokens: tokens of one training pass, which bounds the memory of activations; a joint step with more
             takes several. One micro batch is never divided. None: by kind of device.
         max_row_tokens: of the longest row, so that captured passes need not be captured anew for it; a longer one is
@@ -163,12 +163,12 @@ class Engine:
 
     def fits(self, job: LoraJob) -> bool:
         """Whether a slot and enough neighbouring rank rows are free."""
-        return job.lora_rank <= self._max_lora_rank and self._slots.find(job.lora_rank) is not None
+        return job.rank_rows <= self._max_lora_rank and self._slots.find(job.rank_rows) is not None
 
     def admit(
         self, job: LoraJob, budget: JobBudget, *, init_adapter: Path | None = None, rank_start: int | None = None
     ) -> None:
-        """Give a job a slot and its initial adapter: PEFT's initialization, or the function of an existing adapter.
+        """Give a job a slot and its initial adapter: by its `init`, or the function of an existing adapter.
 
         A start adapter of another alpha is rescaled, so that the job begins with the same outputs.
 
@@ -185,8 +185,8 @@ class Engine:
         active = self._place(job, budget, rank_start)
         try:
             if init_adapter is None:
-                for layer, a_rI, _ in self._slots.by_layer(active.block.params_rW, active.layers):
-                    a_rI.copy_(initial_a(layer, job.lora_rank, job.seed))
+                for layer, a_rI, b_rO in self._slots.by_layer(active.block.params_rW, active.layers):
+                    fill_start(job, layer, a_rI, b_rO, self._backbone.model.get_submodule(layer.name).weight)
             else:
                 trained_scale = read_adapter(active, self._slots, init_adapter)
                 for _, _, b_rO in self._slots.by_layer(active.block.params_rW, active.layers):
@@ -364,8 +364,15 @@ class Engine:
             )
         if not self.fits(job):
             raise EngineError(
-                f"job {job.job_id} of rank {job.lora_rank} does not fit. Evict another, or make the engine larger."
+                f"job {job.job_id} of {job.rank_rows} rank rows does not fit. Evict another, or make the engine larger."
             )
-        active = ActiveJob(job=job, budget=budget, block=self._slots.take(job.lora_rank, rank_start), layers=layers)
+        ratios = job.side_ratios
+        active = ActiveJob(
+            job=job,
+            budget=budget,
+            block=self._slots.take(job.rank_rows, rank_start),
+            layers=layers,
+            side_ratios_W=None if ratios == (1.0, 1.0) else self._slots.by_side(*ratios),
+        )
         self._active[job.job_id] = active
         return active

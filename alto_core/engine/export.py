@@ -157,15 +157,17 @@ def pad_rank(folder: Path, lora_rank: int) -> None:
 
 
 def _config(job: LoraJob, base_name: str, *, is_conv1d: bool) -> dict[str, Any]:
-    alpha = int(job.lora_alpha) if float(job.lora_alpha).is_integer() else job.lora_alpha
+    # Where the rank rows are not what the job calls its rank, its scale is written as plain alpha / r.
+    is_as_given = job.rank_rows == job.lora_rank
+    alpha = job.lora_alpha if is_as_given else job.scale * job.rank_rows
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_name,
         "revision": None,
-        "r": job.lora_rank,
-        "lora_alpha": alpha,
-        "use_rslora": job.use_rslora,
+        "r": job.rank_rows,
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "use_rslora": job.use_rslora and is_as_given,
         "lora_dropout": job.dropout,
         "target_modules": list(job.target_modules),
         "fan_in_fan_out": is_conv1d,
@@ -199,7 +201,7 @@ def _check_alpha(config: dict[str, Any], folder: Path) -> None:
 
 
 def _check_config(config: dict[str, Any], job: LoraJob, folder: Path) -> None:
-    expected = {"peft_type": "LORA", "r": job.lora_rank}
+    expected = {"peft_type": "LORA", "r": job.rank_rows}
     for field, value in expected.items():
         if config.get(field) != value:
             raise ModelError(f"{folder}: got {field}={config.get(field)!r}, expected {value!r}, as in {job.job_id}.")

@@ -1,7 +1,19 @@
-"""How an adapter starts: PEFT's distribution, drawn from the job's own seed.
+"""How an adapter starts: as its job's `init` says.
 
-A is uniform in +-1/sqrt(d_in) (what `kaiming_uniform_(a=sqrt(5))` gives), B is zero. Every layer draws from a stream of
-its own, named by seed and layer, so that neither slot, nor device, nor other jobs or other adapted layers change it.
+`default` is PEFT's distribution, drawn from the job's own seed: A is uniform in +-1/sqrt(d_in) (what
+`kaiming_uniform_(a=sqrt(5))` gives), B is zero. Every layer draws from a stream of its own, named by seed and layer, so
+that neither slot, nor device, nor other jobs or other adapted layers change it.
+
+`pissa` (Meng et al., arXiv 2404.02948) gives A0 and B0 with scale B0 A0 = the frozen weight W's best approximation of
+that rank. The paper takes it off W. Here W serves all jobs, so the job carries the difference itself, in rank rows
+behind the trained ones that nobody updates:
+
+    y = W x + scale ([B, -B0] [A; A0]) x  =  (W - scale B0 A0) x + scale B A x
+
+No term without them would do: A moves, so A x and A0 x are two products. And what is exported is a plain adapter of
+twice the rank on the original base, as PEFT's own conversion of a PiSSA adapter writes it.
+
+Shape suffixes: r trained rank rows of a layer, I input width, O output width.
 """
 
 from __future__ import annotations
@@ -12,7 +24,29 @@ import math
 import torch
 from torch import Tensor
 
+from alto_core.domain import LoraJob
+from alto_core.engine.singular import leading_singular
 from alto_core.engine.target_modules import LinearLayer
+
+
+def fill_start(job: LoraJob, layer: LinearLayer, a_rI: Tensor, b_rO: Tensor, weight: Tensor) -> None:
+    """Write one layer's start into the job's rank rows, which hold zeros.
+
+    Args:
+        job: whose adapter it is.
+        layer: of the backbone.
+        a_rI: all rank rows of A.
+        b_rO: all rank rows of B, transposed.
+        weight: the layer's frozen weight as the module stores it.
+    """
+    if job.init == "default":
+        a_rI.copy_(initial_a(layer, job.lora_rank, job.seed))
+        return
+    u_Or, s_r, vt_rI = leading_singular(weight.T if layer.is_conv1d else weight, job.lora_rank)
+    root_r1 = (s_r / job.scale).sqrt()[:, None]
+    for rows, sign in ((slice(job.trained_rows), 1.0), (slice(job.trained_rows, None), -1.0)):
+        a_rI[rows] = root_r1 * vt_rI
+        b_rO[rows] = sign * root_r1 * u_Or.T
 
 
 def initial_a(layer: LinearLayer, lora_rank: int, seed: int) -> Tensor:

@@ -34,8 +34,10 @@ def learning_rate(job: LoraJob, budget: JobBudget, step: int) -> float:
     return job.learning_rate
 
 
-def gradient_norm(block: SlotBlock) -> float:
-    """Euclidean norm of the job's whole gradient."""
+def gradient_norm(block: SlotBlock, side_ratios_W: Tensor | None = None) -> float:
+    """Euclidean norm of the job's whole gradient. That of columns with ratio 0 is dropped: they are not trained."""
+    if side_ratios_W is not None:
+        block.grads_rW.masked_fill_(side_ratios_W == 0, 0.0)
     return float(torch.linalg.vector_norm(block.grads_rW))
 
 
@@ -49,6 +51,7 @@ def adamw_update(
     grad_norm: float,
     max_grad_norm: float,
     scratch_W: Tensor | None = None,
+    side_ratios_W: Tensor | None = None,
 ) -> None:
     """Clip the job's gradient and make one AdamW update, in place.
 
@@ -60,6 +63,7 @@ def adamw_update(
         grad_norm: what `gradient_norm` gave; finite.
         max_grad_norm: norm to clip to; 0 turns clipping off.
         scratch_W: one row to compute in, so that nothing is allocated, and memory cannot run out, between two writes.
+        side_ratios_W: learning rate of each column over `rate`; None: all are 1.
     """
     scratch_W = torch.empty_like(block.params_rW[0]) if scratch_W is None else scratch_W
     shrink = min(1.0, max_grad_norm / (grad_norm + CLIP_EPSILON)) if max_grad_norm else 1.0
@@ -69,8 +73,13 @@ def adamw_update(
     for param, grad, exp_avg, exp_avg_sq in zip(
         block.params_rW, block.grads_rW, block.exp_avg_rW, block.exp_avg_sq_rW, strict=True
     ):
-        decay = 1.0 - rate * weight_decay
-        _update_row(param, grad, exp_avg, exp_avg_sq, scratch_W, shrink, decay, step_size, correction_2_sqrt)
+        if side_ratios_W is None:
+            decay: float | Tensor = 1.0 - rate * weight_decay
+        else:
+            decay = torch.mul(side_ratios_W, -rate * weight_decay, out=scratch_W).add_(1.0)
+        _update_row(
+            param, grad, exp_avg, exp_avg_sq, scratch_W, shrink, decay, step_size, correction_2_sqrt, side_ratios_W
+        )
 
 
 def _update_row(
@@ -80,15 +89,18 @@ def _update_row(
     exp_avg_sq_W: Tensor,
     scratch_W: Tensor,
     shrink: float,
-    decay: float,
+    decay: float | Tensor,
     step_size: float,
     correction_2_sqrt: float,
+    side_ratios_W: Tensor | None,
 ) -> None:
     if shrink != 1.0:
         grad_W.mul_(shrink)
-    if decay != 1.0:
+    if isinstance(decay, Tensor) or decay != 1.0:
         param_W.mul_(decay)
     exp_avg_W.lerp_(grad_W, 1.0 - BETA_1)
     exp_avg_sq_W.mul_(BETA_2).addcmul_(grad_W, grad_W, value=1.0 - BETA_2)
     denominator_W = torch.sqrt(exp_avg_sq_W, out=scratch_W).div_(correction_2_sqrt).add_(EPSILON)
+    if side_ratios_W is not None:
+        denominator_W.div_(side_ratios_W)  # infinite where the ratio is 0, so that nothing moves
     param_W.addcdiv_(exp_avg_W, denominator_W, value=-step_size)

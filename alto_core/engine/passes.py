@@ -187,7 +187,8 @@ class PassRunner:
         return PackedRows(inputs.row_lengths, self._backbone.device, inputs.row_prefixes)
 
     def _captured_pass(self, kind: PassKind, needed: PassShape) -> _CapturedPass:
-        key = (kind, bucket(needed.tokens), needed.has_dropout)
+        has_sides = kind is PassKind.UPDATE and self._optimizer is not None and self._optimizer.has_sides
+        key = (kind, bucket(needed.tokens), needed.has_dropout, has_sides)
         chosen = self._fitting(key, needed)
         if chosen is None or not self._is_cheaper_than_capture(key, chosen):
             chosen, too_small = key, self._captured[key].inputs.shape if key in self._captured else None
@@ -202,11 +203,10 @@ class PassRunner:
 
     def _fitting(self, key: _PassKey, needed: PassShape) -> _PassKey | None:
         """The smallest captured pass of the kind that holds the needed one."""
-        kind, _, has_dropout = key
         fitting = [
             other
             for other, captured in self._captured.items()
-            if (other[0], other[2]) == (kind, has_dropout) and captured.inputs.shape.holds(needed)
+            if (other[0], other[2:]) == (key[0], key[2:]) and captured.inputs.shape.holds(needed)
         ]
         return min(fitting, key=lambda other: other[1], default=None)
 
@@ -268,8 +268,8 @@ class PassRunner:
         return _CapturedPass(inputs=inputs, graph=graph, losses_P=losses_P)
 
 
-_PassKey: TypeAlias = tuple[PassKind, int, bool]
-"""Kind, bucket of token counts, and whether there is dropout."""
+_PassKey: TypeAlias = tuple[PassKind, int, bool, bool]
+"""Kind, bucket of token counts, whether there is dropout, and whether A and B have learning rates of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,6 +13,7 @@ Shape suffixes: R rank rows, W columns, r one job's rank, I input width, O outpu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,20 @@ class SlotBlock:
     @property
     def lora_rank(self) -> int:
         return int(self.params_rW.shape[0])
+
+    def first_rows(self, count: int) -> SlotBlock:
+        """The block's first rank rows, as views."""
+        if count == self.lora_rank:
+            return self
+        return dataclasses.replace(
+            self,
+            params_rW=self.params_rW[:count],
+            grads_rW=self.grads_rW[:count],
+            exp_avg_rW=self.exp_avg_rW[:count],
+            exp_avg_sq_rW=self.exp_avg_sq_rW[:count],
+            best_rW=self.best_rW[:count],
+            shadow_rW=None if self.shadow_rW is None else self.shadow_rW[:count],
+        )
 
     def clear(self) -> None:
         """Zero everything, so that the next job finds no trace of this one."""
@@ -112,6 +127,13 @@ class AdapterSlots:
             b_RO=read_RW[:, b].detach().requires_grad_(),
             gradient_sinks=(self.grads_RW[:, a], self.grads_RW[:, b]),
         )
+
+    def by_side(self, a: float, b: float) -> Tensor:
+        """float32 [W], one value in all columns of A and another in all of B."""
+        values_W = torch.full_like(self.params_RW[0], b)
+        for columns, _ in self._columns.values():
+            values_W[columns] = a
+        return values_W
 
     def find(self, lora_rank: int) -> int | None:
         """First rank row of the first gap that is large enough; None when there is none, or no slot is free."""

@@ -98,20 +98,21 @@ class JointStepper:
             norms_J.copy_(self._optimizer.update(losses_J))
             return
         losses = losses_J.tolist()
-        norms = [gradient_norm(update.active.block) for update in updates]
+        norms = [gradient_norm(update.active.trained_block, update.active.side_ratios_W) for update in updates]
         scratch_W = torch.empty_like(updates[0].active.block.params_rW[0])
         for update, norm in zip(updates, norms, strict=True):
             active = update.active
             norms_J[active.block.slot] = norm
             if math.isfinite(losses[active.block.slot]) and math.isfinite(norm):
                 adamw_update(
-                    active.block,
+                    active.trained_block,
                     step=update.step,
                     rate=update.learning_rate,
                     weight_decay=active.job.weight_decay,
                     grad_norm=norm,
                     max_grad_norm=active.job.max_grad_norm,
                     scratch_W=scratch_W,
+                    side_ratios_W=active.side_ratios_W,
                 )
 
     def _note(self, updates: Sequence[Update], num_tokens: Sequence[int], measured_QJ: Tensor) -> None:

@@ -73,7 +73,7 @@ def job_size(job: LoraJob, rows: TaskRows) -> JobSize:
     return JobSize(
         job_id=job.job_id,
         adapter_batch_size=job.adapter_batch_size,
-        lora_rank=job.lora_rank,
+        lora_rank=job.rank_rows,
         row_tokens=rows.mean,
     )
 

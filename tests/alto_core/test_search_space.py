@@ -51,6 +51,34 @@ def test_target_modules_can_be_searched_over() -> None:
     assert [job.target_modules for job in jobs] == [("q_proj", "v_proj"), ("q_proj",)]
 
 
+def test_variants_are_dimensions_like_any_other() -> None:
+    jobs = jobs_of(learning_rate=1e-4, lora_rank=8, lora_plus_ratio=[1, 16], init=["default", "pissa"])
+    assert {(job.lora_plus_ratio, job.init, job.rank_rows) for job in jobs} == {
+        (ratio, init, rows) for ratio in (1.0, 16.0) for init, rows in (("default", 8), ("pissa", 16))
+    }
+    listed = jobs_of(jobs=[{"learning_rate": 1e-4, "lora_rank": 8, "init": "pissa", "lora_plus_ratio": 16.0}])
+    assert set(listed) < set(jobs)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("use_dora", True, "DoRA"),
+        ("init", "dora", "'default'"),
+        ("init", ["pissa", "pissa"], "without repetition"),
+        ("lora_plus_ratio", 0, "greater than 0"),
+    ],
+)
+def test_a_variant_that_cannot_be_is_refused_by_its_name(field: str, value: Any, message: str) -> None:
+    job = {"learning_rate": 1e-4, "lora_rank": 8, field: value}
+    with pytest.raises(TaskFileError, match=rf"search_space\.{field}.*{message}"):
+        jobs_of(**job)
+    if not isinstance(value, list):
+        with pytest.raises(TaskFileError, match=rf"search_space\.jobs\[0\]\.{field}.*{message}"):
+            jobs_of(jobs=[job])
+    assert jobs_of(learning_rate=1e-4, lora_rank=8, use_dora=False) == jobs_of(learning_rate=1e-4, lora_rank=8)
+
+
 def test_ids_depend_on_every_field_and_on_nothing_else() -> None:
     first = jobs_of(learning_rate=[1e-4, 1e-3], lora_rank=8)
     larger = jobs_of(learning_rate=[1e-5, 1e-4, 1e-3], lora_rank=8)

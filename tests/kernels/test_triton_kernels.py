@@ -215,7 +215,8 @@ def test_split_reduction_and_cut_tokens_equal_the_definition(monkeypatch: pytest
 
 @small
 @pytest.mark.gpu
-def test_adamw_equals_torch_and_leaves_others_alone() -> None:
+@pytest.mark.parametrize("by_side", [False, True])
+def test_adamw_equals_torch_and_leaves_others_alone(by_side: bool) -> None:
     from kernels.triton_adamw import AdamWState, adamw_update_
 
     ranks, width, steps = (3, 5, 2, 4), 300, 3
@@ -223,15 +224,24 @@ def test_adamw_equals_torch_and_leaves_others_alone() -> None:
     rows = len(job_of_row)
     params, m, v = draw(rows, width, seed=1, dtype=torch.float32), *torch.zeros(2, rows, width, device=DEVICE)
     rates, decays, limits = (1e-2, 3e-3, 1e-3, 5e-3), (0.0, 0.1, 0.01, 0.0), (0.0, 1.0, 1e6, 1.0)
+    # Columns of A and B in turn, as a layer's lie; job 0 trains B alone, job 1 at three times the rate of A.
+    is_b = (torch.arange(width) // 75) % 2 == 1
+    a_ratios, b_ratios = ((0.0, 1.0, 1.0, 1.0), (2.0, 3.0, 1.0, 1.0)) if by_side else ((1.0,) * 4, (1.0,) * 4)
     before, twins, optimizers = params.clone(), [], []
     for job in range(len(ranks)):
-        twin = torch.nn.Parameter(params[job_of_row == job].clone())
-        twins.append(twin)
-        optimizers.append(torch.optim.AdamW([twin], lr=rates[job], weight_decay=decays[job]))
+        sides = [torch.nn.Parameter(params[job_of_row == job][:, side].clone()) for side in (~is_b, is_b)]
+        twins.append(sides)
+        groups = [
+            {"params": [side], "lr": rates[job] * ratio}
+            for side, ratio in zip(sides, (a_ratios[job], b_ratios[job]), strict=True)
+        ]
+        optimizers.append(torch.optim.AdamW(groups, weight_decay=decays[job]))
     shadow = torch.full_like(params, 7.0, dtype=torch.float16)
     for step in range(1, steps + 1):
         grads = draw(rows, width, seed=step, dtype=torch.float32)
         grads[job_of_row == 3, 5] = float("nan")
+        if by_side:
+            grads[job_of_row == 0, 6] = float("nan")  # of A, which that job does not train
 
         def column(values: tuple[float, ...]) -> Tensor:
             return torch.tensor(values, device=DEVICE)
@@ -247,19 +257,28 @@ def test_adamw_equals_torch_and_leaves_others_alone() -> None:
             correction1_J=column((1 - 0.9**step,) * 4),
             correction2_sqrt_J=column(((1 - 0.999**step) ** 0.5,) * 4),
             max_grad_norm_J=column(limits),
+            a_ratio_J=column(a_ratios),
+            b_ratio_J=column(b_ratios),
+            is_b_W=is_b.to(torch.int8).to(DEVICE),
         )
         losses = column((1.0, 2.0, float("nan") if step > 1 else 1.0, 3.0))
-        norms = adamw_update_(params, grads, m, v, state, losses_J=losses, shadow_RW=shadow)
+        norms = adamw_update_(params, grads, m, v, state, losses_J=losses, shadow_RW=shadow, by_side=by_side)
         for job in (0, 1):
-            twins[job].grad = grads[job_of_row == job].clone()
-            norm = twins[job].grad.norm()
+            trained = [i for i, ratio in enumerate((a_ratios[job], b_ratios[job])) if ratio]
+            for i in trained:
+                twins[job][i].grad = grads[job_of_row == job][:, is_b == bool(i)].clone()
+            norm = torch.cat([twins[job][i].grad.flatten() for i in trained]).norm()
             assert abs(norms[job].item() - norm.item()) < 1e-5 * norm.item()
             if limits[job]:
-                torch.nn.utils.clip_grad_norm_([twins[job]], limits[job])
+                torch.nn.utils.clip_grad_norm_([twins[job][i] for i in trained], limits[job])
             optimizers[job].step()
         assert norms[3].isnan()
     for job in (0, 1):
-        assert_close(f"job {job}", params[job_of_row == job], twins[job].detach().double(), 1e-6)
+        for i, side in enumerate(twins[job]):
+            got = params[job_of_row == job][:, is_b == bool(i)]
+            assert_close(f"job {job}, side {i}", got, side.detach().double(), 1e-6)
+            if not (a_ratios[job], b_ratios[job])[i]:
+                assert torch.equal(got, before[job_of_row == job][:, is_b == bool(i)])
         assert torch.equal(shadow[job_of_row == job], params[job_of_row == job].half())
     untouched = (job_of_row != 0) & (job_of_row != 1)
     assert torch.equal(params[untouched], before[untouched])

@@ -27,7 +27,8 @@ from alto_core.config.search.space import (
     module_choices,
     refuse_two_alphas,
 )
-from alto_core.domain import LoraJob, LrSchedule
+from alto_core.config.search.variants import UseDora
+from alto_core.domain import Initialization, LoraJob, LrSchedule
 from alto_core.errors import TaskFileError
 
 MAX_COMBINATIONS = 10_000
@@ -80,6 +81,12 @@ class Dimensions(SearchSpace):
     """Joint steps per update; the update sees `adapter_batch_size` times as many rows."""
     use_rslora: _values(bool) = [False]  # type: ignore[valid-type]
     """Scale alpha / sqrt(r) instead of alpha / r."""
+    use_dora: UseDora = False
+    """Only `false`: DoRA cannot share the frozen layers' work between jobs."""
+    lora_plus_ratio: _values(Positive) = [1.0]  # type: ignore[valid-type]
+    """Learning rate of B over that of A, which is `learning_rate` (LoRA+)."""
+    init: _values(Initialization) = ["default"]  # type: ignore[valid-type]
+    """How A and B start: `default` as in PEFT, or `pissa`; see docs/variants.md."""
     lr_schedule: _values(LrSchedule) = ["constant"]  # type: ignore[valid-type]
     """Course of the learning rate after its warmup: `constant`, `linear` to 0 or `cosine` to 0."""
     target_modules: Literal["all-linear"] | ModuleNames | Annotated[list[ModuleNames], Field(min_length=1)] = Field(
@@ -102,7 +109,7 @@ class Dimensions(SearchSpace):
         for rate, lora_rank, batch_size, (
             alpha,
             over_rank,
-        ), dropout, decay, accumulation, rslora, schedule, modules, beta in itertools.product(
+        ), dropout, decay, accumulation, rslora, schedule, modules, plus_ratio, init, beta in itertools.product(
             *self._choices(learning_rates, all_linear, betas)
         ):
             yield LoraJob(
@@ -120,6 +127,8 @@ class Dimensions(SearchSpace):
                 target_modules=modules,
                 seed=self.seed,
                 beta=beta,
+                lora_plus_ratio=float(plus_ratio),
+                init=init,
             )
 
     def count_combinations(self, all_linear: tuple[str, ...], betas: Sequence[float | None]) -> int:
@@ -153,6 +162,8 @@ class Dimensions(SearchSpace):
             self.use_rslora,
             self.lr_schedule,
             module_choices(self.target_modules, all_linear),
+            self.lora_plus_ratio,
+            self.init,
             betas,
         )
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from alto_core.config.fields import Count, Dropout, LoraRank, ModuleNames, NonNegative, Positive, Section
 from alto_core.config.search.space import SearchSpace, alpha_of, module_choices, refuse_two_alphas
-from alto_core.domain import LoraJob, LrSchedule
+from alto_core.config.search.variants import UseDora
+from alto_core.domain import Initialization, LoraJob, LrSchedule
 from alto_core.errors import TaskFileError
 
 
@@ -31,11 +32,14 @@ class ListedJob(Section):
     lr_warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: Literal["all-linear"] | ModuleNames = Field("all-linear", union_mode="left_to_right")
     seed: int = 0
+    use_dora: UseDora = False
+    lora_plus_ratio: Positive = 1.0
+    init: Initialization = "default"
 
     _one_alpha = model_validator(mode="after")(refuse_two_alphas)
 
     def job(self, all_linear: tuple[str, ...]) -> LoraJob:
-        fields = self.model_dump(exclude={"lora_alpha", "alpha_over_rank", "target_modules"})
+        fields = self.model_dump(exclude={"lora_alpha", "alpha_over_rank", "target_modules", "use_dora"})
         (modules,) = module_choices(self.target_modules, all_linear)
         alpha = alpha_of(self.lora_alpha, self.alpha_over_rank, self.lora_rank)
         return LoraJob(**fields, lora_alpha=alpha, target_modules=modules)
