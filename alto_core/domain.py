@@ -17,7 +17,11 @@ from enum import StrEnum
 from typing import Any, Literal
 
 LrSchedule = Literal["constant", "linear", "cosine"]
-Initialization = Literal["default", "pissa"]
+Initialization = Literal["default", "pissa", "tlora"]
+TrainedSides = Literal["both", "b_only"]
+RankAllocation = Literal["uniform", "gradient", "sensitivity"]
+MAX_RANK_RATIO = 2
+"""Largest rank of a layer over the job's own where ranks differ by layer; so its room is known before they are."""
 
 
 class JobState(StrEnum):
@@ -99,7 +103,15 @@ class LoraJob:
     lora_plus_ratio: float = 1.0
     """Learning rate of B over that of A (LoRA+)."""
     init: Initialization = "default"
-    """How A and B start: as PEFT draws them, or from the leading singular vectors of the frozen weight (PiSSA)."""
+    """How A and B start: as PEFT draws them; from the leading singular vectors of the frozen weight (`pissa`); or A
+    from those of the weight times the covariance of its inputs (`tlora`)."""
+    train: TrainedSides = "both"
+    """`b_only` leaves A as it starts."""
+    layer_share: float = 1.0
+    """Share of the decoder layers that are adapted: those with the largest gradients at the start."""
+    rank_allocation: RankAllocation = "uniform"
+    """What the ranks of layers are in proportion to, with `lora_rank` as their mean by parameters: nothing, the
+    gradient of their decoder layer, or their own sensitivity."""
 
     @property
     def job_id(self) -> str:
@@ -118,8 +130,8 @@ class LoraJob:
 
     @property
     def trained_rows(self) -> int:
-        """Rank rows that training moves: the rank of the widest layer."""
-        return self.lora_rank
+        """Rank rows that training moves: the largest rank that a layer may have."""
+        return self.lora_rank * (1 if self.rank_allocation == "uniform" else MAX_RANK_RATIO)
 
     @property
     def rank_rows(self) -> int:
@@ -129,7 +141,12 @@ class LoraJob:
     @property
     def side_ratios(self) -> tuple[float, float]:
         """Learning rates of A and of B as multiples of the job's own."""
-        return 1.0, self.lora_plus_ratio
+        return 1.0 if self.train == "both" else 0.0, self.lora_plus_ratio
+
+    @property
+    def needs_measures(self) -> bool:
+        """Whether its adapter depends on what is measured of its task."""
+        return self.layer_share < 1 or self.rank_allocation != "uniform" or self.init == "tlora"
 
     @property
     def plain(self) -> LoraJob:
@@ -150,7 +167,7 @@ class LoraJob:
 _TOLD_WHERE_SET: Mapping[str, Any] = {
     field.name: field.default
     for field in dataclasses.fields(LoraJob)
-    if field.name in ("beta", "lora_plus_ratio", "init")
+    if field.name in ("beta", "lora_plus_ratio", "init", "train", "layer_share", "rank_allocation")
 }
 
 

@@ -6,6 +6,7 @@ No weights are loaded and no GPU is touched in this module.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -175,14 +176,15 @@ def _check_init_adapter(folder: Path, jobs: Sequence[LoraJob]) -> None:
         raise TaskFileError(
             "init_adapter", got=str(folder), expected="a PEFT folder with adapter_config.json"
         ) from None
-    started = next((job.init for job in jobs if job.init != "default"), None)
-    if started:
-        raise TaskFileError(
-            "search_space.init",
-            got=started,
-            expected="default with an `init_adapter`, which is the start of every job",
-            hint="Leave one of the two out.",
-        )
+    expected = {"init": "default", "layer_share": 1.0, "rank_allocation": "uniform"}
+    for (field, value), job in itertools.product(expected.items(), jobs):
+        if getattr(job, field) != value:
+            raise TaskFileError(
+                f"search_space.{'layers' if field == 'layer_share' else field}",
+                got=f"{getattr(job, field)} beside an `init_adapter`",
+                expected="the default: every job starts from that adapter, with its layers and ranks",
+                hint="Leave one of the two out.",
+            )
     others = sorted({job.lora_rank for job in jobs} - {lora_rank})
     if others:
         raise TaskFileError(

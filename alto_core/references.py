@@ -119,11 +119,11 @@ def reference_key(data_digest: str, backbone: Backbone, init_adapter: Path | Non
     It counts the rows, and with them tokenizer and template, the weights, dtype, kind of device and start adapter.
     """
     adapter = None if init_adapter is None else hashlib.sha256((init_adapter / WEIGHTS).read_bytes()).hexdigest()
-    parts = [data_digest, _fingerprint(backbone), str(backbone.dtype), backbone.device.type, adapter]
+    parts = [data_digest, fingerprint_of(backbone), str(backbone.dtype), backbone.device.type, adapter]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _fingerprint(backbone: Backbone) -> list[tuple[list[int], int]]:
+def fingerprint_of(backbone: Backbone) -> list[tuple[list[int], int]]:
     """The sum of each parameter's bits as integers: exact on every device, and another where a weight is another."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     return [

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from alto_core import wording
 from alto_core.cluster.stop import asked_to_stop
 from alto_core.config import DpoSection
+from alto_core.engine.adapter_plan import LayerMeasure, adapted_names
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.objective import Objective
 from alto_core.engine.preference_objective import PreferenceObjective
 from alto_core.interruption import TaskStopped
+from alto_core.layer_measures import measures_of
 from alto_core.references import pairs_needed
 from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
@@ -42,15 +45,17 @@ def open_engine(
     widest = max(job.rank_rows for job in (*jobs, *spare))
     needed = max(sum(largest), widest)
     rank_rows = min(needed, rank_rows or needed)
+    backbone, measures = load_backbone(workspace.task.model, workspace.device), task_measures(workspace)
     engine = Engine(
-        load_backbone(workspace.task.model, workspace.device),
-        target_modules=sorted({name for job in (*jobs, *spare) for name in job.target_modules}),
+        backbone,
+        target_modules=adapted_names((*jobs, *spare), backbone.layers, measures),
         num_slots=num_slots,
         rank_rows=rank_rows,
         max_lora_rank=min(widest, rank_rows),
         max_pass_tokens=max_pass_tokens,
         max_row_tokens=max(row.longest_side for row in (*workspace.data.train.rows, *workspace.data.validation.rows)),
         objective=objective_of(workspace),
+        measures=measures,
         recomputed=workspace.task.activation_checkpointing,
         cuda_graph=workspace.settings.cuda_graph,
     )
@@ -60,6 +65,11 @@ def open_engine(
         engine.close()
         raise
     return engine
+
+
+def task_measures(workspace: Workspace) -> Mapping[str, LayerMeasure]:
+    """Of the backbone's layers on the task's rows, by name; measured where a job needs them and nobody has yet."""
+    return measures_of(workspace, objective_of(workspace), partial(measure_references, workspace))
 
 
 def objective_of(workspace: Workspace) -> Objective | None:

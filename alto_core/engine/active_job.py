@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from alto_core.domain import JobBudget, LoraJob
+from alto_core.engine.adapter_plan import AdaptedLayer
 from alto_core.engine.slots import SlotBlock
 from alto_core.engine.target_modules import LinearLayer
 from kernels.random_mask import segment_seed
@@ -22,17 +23,19 @@ class ActiveJob:
     budget: JobBudget | None
     """None for an adapter that was loaded for inference only."""
     block: SlotBlock
-    layers: tuple[LinearLayer, ...]
-    """Layers that the job adapts."""
+    plan: tuple[AdaptedLayer, ...]
+    """Layers that the job adapts, each with its rank."""
     side_ratios_W: Tensor | None = None
     """Learning rate of each column over the job's own; None: all are trained at the job's own."""
     step: int = 0
     """Updates made."""
     best_val_loss: float | None = None
     best_step: int | None = None
+    layers: tuple[LinearLayer, ...] = field(init=False)
     layer_indices: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.layers = tuple(adapted.layer for adapted in self.plan)
         self.layer_indices = frozenset(layer.index for layer in self.layers)
 
     def segment(self, num_tokens: int) -> SegmentSpec:

@@ -15,6 +15,7 @@ from alto_core.data.rows import TokenRow
 from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
 from alto_core.engine.activation_checkpointing import Recomputed, keep_activations, recompute
 from alto_core.engine.active_job import ActiveJob
+from alto_core.engine.adapter_plan import LayerMeasure, plan_adapter
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.checkpoint import JobSnapshot, load_checkpoint, take_snapshot, write_snapshot
 from alto_core.engine.export import export_adapter, read_adapter
@@ -54,6 +55,7 @@ class Engine:
         max_row_tokens: of the longest row, so that captured passes need not be captured anew for it; a longer one is
             taken all the same.
         objective: what jobs minimise; None: the negative log-likelihood of the trained tokens.
+        measures: of the task's layers, by name; None where no job needs them.
         recomputed: parts of the model whose activations are not kept for backward.
         cuda_graph: where the device can, compile the model's layers and replay passes from CUDA graphs. False runs
             the same operations one by one, for debugging.
@@ -70,6 +72,7 @@ class Engine:
         max_pass_tokens: int | None = None,
         max_row_tokens: int = 1,
         objective: Objective | None = None,
+        measures: Mapping[str, LayerMeasure] | None = None,
         recomputed: Recomputed = "none",
         cuda_graph: bool = True,
     ):
@@ -89,6 +92,7 @@ class Engine:
         )
         self._routing = LoraRouting()
         self._active: dict[str, ActiveJob] = {}
+        self._measures = measures or {}
         self._max_lora_rank = max_lora_rank or rank_rows
         optimizer = JointAdamW(self._slots) if on_kernels else None
         self._runner = PassRunner(
@@ -185,8 +189,7 @@ class Engine:
         active = self._place(job, budget, rank_start)
         try:
             if init_adapter is None:
-                for layer, a_rI, b_rO in self._slots.by_layer(active.block.params_rW, active.layers):
-                    fill_start(job, layer, a_rI, b_rO, self._backbone.model.get_submodule(layer.name).weight)
+                self._fill_start(active)
             else:
                 trained_scale = read_adapter(active, self._slots, init_adapter)
                 for _, _, b_rO in self._slots.by_layer(active.block.params_rW, active.layers):
@@ -344,6 +347,12 @@ class Engine:
         self._runner.close()
         self._active.clear()
 
+    def _fill_start(self, active: ActiveJob) -> None:
+        by_layer = self._slots.by_layer(active.block.params_rW, active.layers)
+        for adapted, (layer, a_rI, b_rO) in zip(active.plan, by_layer, strict=True):
+            weight = self._backbone.model.get_submodule(layer.name).weight
+            fill_start(active.job, adapted, a_rI, b_rO, weight, self._measures.get(layer.name))
+
     def _adapter(self, job_id: str) -> ActiveJob | None:
         return None if job_id == UNTUNED else self._of(job_id)
 
@@ -356,8 +365,9 @@ class Engine:
         if job.job_id in self._active:
             raise EngineError(f"job {job.job_id} holds a slot already.")
         layers = select_layers(self._backbone.layers, job.target_modules)
+        plan = plan_adapter(job, layers, self._measures)
         known = {layer.index for layer in self._slots.layers}
-        if not layers or any(layer.index not in known for layer in layers):
+        if not plan or any(adapted.layer.index not in known for adapted in plan):
             raise ModelError(
                 f"job {job.job_id}: got target_modules {list(job.target_modules)}, "
                 "expected layers that the engine adapts."
@@ -371,7 +381,7 @@ class Engine:
             job=job,
             budget=budget,
             block=self._slots.take(job.rank_rows, rank_start),
-            layers=layers,
+            plan=plan,
             side_ratios_W=None if ratios == (1.0, 1.0) else self._slots.by_side(*ratios),
         )
         self._active[job.job_id] = active

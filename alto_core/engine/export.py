@@ -60,7 +60,10 @@ def export_adapter(active: ActiveJob, slots: AdapterSlots, params_rW: Tensor, ba
         logger.warning("%s: every lora_B is zero, the exported adapter changes nothing", active.job.job_id)
     with whole_folder(folder) as target:
         save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
-        config = _config(active.job, base_name, is_conv1d=any(layer.is_conv1d for layer in active.layers))
+        # Some of the layers that the endings match are named one by one.
+        targets = active.job.target_modules if active.job.layer_share == 1 else [layer.name for layer in active.layers]
+        is_conv1d = any(layer.is_conv1d for layer in active.layers)
+        config = _config(active.job, base_name, targets, is_conv1d=is_conv1d)
         (target / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
@@ -156,7 +159,7 @@ def pad_rank(folder: Path, lora_rank: int) -> None:
     (folder / CONFIG).write_text(json.dumps({**config, **changes}, indent=2), encoding="utf-8")
 
 
-def _config(job: LoraJob, base_name: str, *, is_conv1d: bool) -> dict[str, Any]:
+def _config(job: LoraJob, base_name: str, targets: Sequence[str], *, is_conv1d: bool) -> dict[str, Any]:
     # Where the rank rows are not what the job calls its rank, its scale is written as plain alpha / r.
     is_as_given = job.rank_rows == job.lora_rank
     alpha = job.lora_alpha if is_as_given else job.scale * job.rank_rows
@@ -169,7 +172,7 @@ def _config(job: LoraJob, base_name: str, *, is_conv1d: bool) -> dict[str, Any]:
         "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
         "use_rslora": job.use_rslora and is_as_given,
         "lora_dropout": job.dropout,
-        "target_modules": list(job.target_modules),
+        "target_modules": list(targets),
         "fan_in_fan_out": is_conv1d,
         "bias": "none",
         "modules_to_save": None,

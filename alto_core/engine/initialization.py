@@ -25,28 +25,41 @@ import torch
 from torch import Tensor
 
 from alto_core.domain import LoraJob
+from alto_core.engine.adapter_plan import AdaptedLayer, LayerMeasure
 from alto_core.engine.singular import leading_singular
 from alto_core.engine.target_modules import LinearLayer
 
 
-def fill_start(job: LoraJob, layer: LinearLayer, a_rI: Tensor, b_rO: Tensor, weight: Tensor) -> None:
+def fill_start(
+    job: LoraJob, adapted: AdaptedLayer, a_rI: Tensor, b_rO: Tensor, weight: Tensor, measure: LayerMeasure | None
+) -> None:
     """Write one layer's start into the job's rank rows, which hold zeros.
+
+    Rows beyond the layer's rank stay zero. Training leaves them so: where a row of A and of B are zero, so are their
+    gradients.
 
     Args:
         job: whose adapter it is.
-        layer: of the backbone.
+        adapted: the layer, with its rank.
         a_rI: all rank rows of A.
         b_rO: all rank rows of B, transposed.
         weight: the layer's frozen weight as the module stores it.
+        measure: of the layer; None where the job needs none.
     """
-    if job.init == "default":
-        a_rI.copy_(initial_a(layer, job.lora_rank, job.seed))
+    layer, rank = adapted.layer, adapted.lora_rank
+    if job.init == "pissa":
+        u_Or, s_r, vt_rI = leading_singular(weight.T if layer.is_conv1d else weight, rank)
+        root_r1 = (s_r / job.scale).sqrt()[:, None]
+        for start, sign in ((0, 1.0), (job.trained_rows, -1.0)):
+            a_rI[start : start + rank] = root_r1 * vt_rI
+            b_rO[start : start + rank] = sign * root_r1 * u_Or.T
         return
-    u_Or, s_r, vt_rI = leading_singular(weight.T if layer.is_conv1d else weight, job.lora_rank)
-    root_r1 = (s_r / job.scale).sqrt()[:, None]
-    for rows, sign in ((slice(job.trained_rows), 1.0), (slice(job.trained_rows, None), -1.0)):
-        a_rI[rows] = root_r1 * vt_rI
-        b_rO[rows] = sign * root_r1 * u_Or.T
+    if job.init == "tlora":
+        assert measure is not None and len(measure.directions_kI) >= rank, "measured for smaller ranks"
+        a_rI[:rank] = measure.directions_kI[:rank]
+    else:
+        a_rI[:rank] = initial_a(layer, rank, job.seed)
+    a_rI.mul_(adapted.scale_ratio)
 
 
 def initial_a(layer: LinearLayer, lora_rank: int, seed: int) -> Tensor:

@@ -27,8 +27,14 @@ from alto_core.config.search.space import (
     module_choices,
     refuse_two_alphas,
 )
-from alto_core.config.search.variants import UseDora
-from alto_core.domain import Initialization, LoraJob, LrSchedule
+from alto_core.config.search.variants import (
+    Allocation,
+    LayerChoice,
+    UseDora,
+    layer_choices,
+    refuse_two_allocations,
+)
+from alto_core.domain import Initialization, LoraJob, LrSchedule, TrainedSides
 from alto_core.errors import TaskFileError
 
 MAX_COMBINATIONS = 10_000
@@ -86,7 +92,13 @@ class Dimensions(SearchSpace):
     lora_plus_ratio: _values(Positive) = [1.0]  # type: ignore[valid-type]
     """Learning rate of B over that of A, which is `learning_rate` (LoRA+)."""
     init: _values(Initialization) = ["default"]  # type: ignore[valid-type]
-    """How A and B start: `default` as in PEFT, or `pissa`; see docs/variants.md."""
+    """How A and B start: `default` as in PEFT, `pissa`, or `tlora`; see docs/variants.md."""
+    train: _values(TrainedSides) = ["both"]  # type: ignore[valid-type]
+    """`b_only` leaves A as it starts, and trains half as many parameters."""
+    layers: _values(LayerChoice) = ["all"]  # type: ignore[valid-type]
+    """Decoder layers that are adapted: `all`, or `{probe: {share, allocation}}`; see docs/variants.md."""
+    rank_allocation: _values(Allocation) = ["uniform"]  # type: ignore[valid-type]
+    """Ranks of the adapted layers: all `lora_rank`, or by each layer's `sensitivity` with `lora_rank` as their mean."""
     lr_schedule: _values(LrSchedule) = ["constant"]  # type: ignore[valid-type]
     """Course of the learning rate after its warmup: `constant`, `linear` to 0 or `cosine` to 0."""
     target_modules: Literal["all-linear"] | ModuleNames | Annotated[list[ModuleNames], Field(min_length=1)] = Field(
@@ -101,17 +113,32 @@ class Dimensions(SearchSpace):
     """Seeds the initial adapters and the dropout masks."""
 
     _one_alpha = model_validator(mode="after")(refuse_two_alphas)
+    _one_allocation = model_validator(mode="after")(refuse_two_allocations)
 
     def combinations(
         self, learning_rates: Sequence[float], all_linear: tuple[str, ...], betas: Sequence[float | None]
     ) -> Iterator[LoraJob]:
         """Every combination of the values, with these learning rates; for the other arguments see `expand`."""
-        for rate, lora_rank, batch_size, (
-            alpha,
-            over_rank,
-        ), dropout, decay, accumulation, rslora, schedule, modules, plus_ratio, init, beta in itertools.product(
-            *self._choices(learning_rates, all_linear, betas)
-        ):
+        for (
+            rate,
+            lora_rank,
+            batch_size,
+            (
+                alpha,
+                over_rank,
+            ),
+            dropout,
+            decay,
+            accumulation,
+            rslora,
+            schedule,
+            modules,
+            plus_ratio,
+            init,
+            train,
+            layers,
+            beta,
+        ) in itertools.product(*self._choices(learning_rates, all_linear, betas)):
             yield LoraJob(
                 learning_rate=float(rate),
                 lora_rank=lora_rank,
@@ -129,6 +156,8 @@ class Dimensions(SearchSpace):
                 beta=beta,
                 lora_plus_ratio=float(plus_ratio),
                 init=init,
+                train=train,
+                **layers,
             )
 
     def count_combinations(self, all_linear: tuple[str, ...], betas: Sequence[float | None]) -> int:
@@ -164,6 +193,8 @@ class Dimensions(SearchSpace):
             module_choices(self.target_modules, all_linear),
             self.lora_plus_ratio,
             self.init,
+            self.train,
+            layer_choices(self.layers, self.rank_allocation),
             betas,
         )
 

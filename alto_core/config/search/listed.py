@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from alto_core.config.fields import Count, Dropout, LoraRank, ModuleNames, NonNegative, Positive, Section
 from alto_core.config.search.space import SearchSpace, alpha_of, module_choices, refuse_two_alphas
-from alto_core.config.search.variants import UseDora
-from alto_core.domain import Initialization, LoraJob, LrSchedule
+from alto_core.config.search.variants import Allocation, LayerChoice, UseDora, layer_fields, refuse_two_allocations
+from alto_core.domain import Initialization, LoraJob, LrSchedule, TrainedSides
 from alto_core.errors import TaskFileError
 
 
@@ -35,11 +35,16 @@ class ListedJob(Section):
     use_dora: UseDora = False
     lora_plus_ratio: Positive = 1.0
     init: Initialization = "default"
+    train: TrainedSides = "both"
+    layers: LayerChoice = "all"
+    rank_allocation: Allocation = "uniform"
 
     _one_alpha = model_validator(mode="after")(refuse_two_alphas)
+    _one_allocation = model_validator(mode="after")(refuse_two_allocations)
 
     def job(self, all_linear: tuple[str, ...]) -> LoraJob:
-        fields = self.model_dump(exclude={"lora_alpha", "alpha_over_rank", "target_modules", "use_dora"})
+        resolved = {"lora_alpha", "alpha_over_rank", "target_modules", "use_dora", "layers", "rank_allocation"}
+        fields = self.model_dump(exclude=resolved) | layer_fields(self.layers, self.rank_allocation)
         (modules,) = module_choices(self.target_modules, all_linear)
         alpha = alpha_of(self.lora_alpha, self.alpha_over_rank, self.lora_rank)
         return LoraJob(**fields, lora_alpha=alpha, target_modules=modules)

@@ -14,9 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from alto_core.domain import LoraJob
+from alto_core.engine.adapter_plan import AdaptedLayer, LayerMeasure, plan_adapter
 from alto_core.engine.initialization import initial_a
+from alto_core.engine.layer_probe import measure_layers
 from alto_core.engine.singular import leading_singular
-from alto_core.engine.target_modules import LinearLayer, find_linear_layers, select_layers
+from alto_core.engine.target_modules import find_linear_layers, select_layers
+from alto_core.errors import EngineError
 
 STEPS = 5
 LOSS_TOLERANCE = 2e-5
@@ -46,26 +49,38 @@ class PlainLora(nn.Module):
         return self.base(x) - x @ self.start_OI.T + self.scale * (x @ self.a_rI.T) @ self.b_Or.T
 
 
-def start_of(job: LoraJob, layer: LinearLayer, weight: Tensor) -> tuple[Tensor, Tensor]:
+def start_of(job: LoraJob, adapted: AdaptedLayer, weight: Tensor, measure: LayerMeasure) -> tuple[Tensor, Tensor]:
     """A and B by the papers' formulas, from a whole decomposition."""
+    layer, rank = adapted.layer, adapted.lora_rank
     if job.init == "pissa":
         u, s, vt = torch.linalg.svd(weight.T if layer.is_conv1d else weight, full_matrices=False)
-        root = (s[: job.lora_rank] / job.scale).sqrt()
-        return root[:, None] * vt[: job.lora_rank], u[:, : job.lora_rank] * root
-    return initial_a(layer, job.lora_rank, job.seed), torch.zeros(layer.d_out, job.lora_rank)
+        root = (s[:rank] / job.scale).sqrt()
+        return root[:, None] * vt[:rank], u[:, :rank] * root
+    a_rI = measure.directions_kI[:rank] if job.init == "tlora" else initial_a(layer, rank, job.seed)
+    return a_rI, torch.zeros(layer.d_out, rank)
 
 
-def run_plain(tiny: Any, family: str, job: LoraJob) -> Curve:
+def measured(tiny: Any, family: str = "llama") -> dict[str, LayerMeasure]:
+    with tiny.engine(family) as engine:
+        model = tiny.backbone(family).model
+        return measure_layers(engine, model, tiny.targets(family), tiny.rows(6, seed=5), num_directions=8)
+
+
+def run_plain(tiny: Any, family: str, job: LoraJob, measures: dict[str, LayerMeasure]) -> Curve:
     model = tiny.plain_model(family).requires_grad_(False)
     loras: dict[str, PlainLora] = {}
-    for layer in select_layers(find_linear_layers(model), job.target_modules):
-        base = model.get_submodule(layer.name)
-        a_rI, b_Or = start_of(job, layer, base.weight)
-        parent, _, child = layer.name.rpartition(".")
-        loras[layer.name] = PlainLora(
-            base, a_rI, b_Or, job.scale, takes_start_off=job.init == "pissa", trains_a=job.side_ratios[0] > 0
+    for adapted in plan_adapter(job, select_layers(find_linear_layers(model), job.target_modules), measures):
+        name = adapted.layer.name
+        base = model.get_submodule(name)
+        loras[name] = PlainLora(
+            base,
+            *start_of(job, adapted, base.weight, measures[name]),
+            job.scale * adapted.scale_ratio,
+            takes_start_off=job.init == "pissa",
+            trains_a=job.train == "both",
         )
-        setattr(model.get_submodule(parent), child, loras[layer.name])
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, loras[name])
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [lora.a_rI for lora in loras.values() if lora.a_rI.requires_grad], "lr": job.learning_rate},
@@ -84,10 +99,12 @@ def run_plain(tiny: Any, family: str, job: LoraJob) -> Curve:
     return losses, {name: lora.change() for name, lora in loras.items()}
 
 
-def run_engine(tiny: Any, family: str, jobs: Sequence[LoraJob], folder: Path) -> dict[str, Curve]:
+def run_engine(
+    tiny: Any, family: str, jobs: Sequence[LoraJob], folder: Path, measures: dict[str, LayerMeasure]
+) -> dict[str, Curve]:
     rows = tiny.rows(11)
     losses: dict[str, list[float]] = {job.job_id: [] for job in jobs}
-    with tiny.engine(family) as engine:
+    with tiny.engine(family, measures=measures, num_slots=9) as engine:
         for job in jobs:
             engine.admit(job, tiny.budget(STEPS))
         for step in range(1, STEPS + 1):
@@ -123,21 +140,26 @@ def variants(tiny: Any, family: str = "llama") -> list[LoraJob]:
         tiny.job(family, lora_rank=3, lora_plus_ratio=8.0, weight_decay=0.1, max_grad_norm=0.5),
         tiny.job(family, lora_rank=5, init="pissa", weight_decay=0.1),
         tiny.job(family, lora_rank=2, init="pissa", use_rslora=True, lora_plus_ratio=0.5, adapter_batch_size=2),
+        tiny.job(family, lora_rank=4, train="b_only", lora_plus_ratio=4.0, max_grad_norm=0.1, weight_decay=0.1),
+        tiny.job(family, lora_rank=3, layer_share=0.5, rank_allocation="gradient"),
+        tiny.job(family, lora_rank=4, init="tlora", train="b_only", rank_allocation="sensitivity", max_grad_norm=0.1),
+        tiny.job(family, lora_rank=2, layer_share=0.5, init="pissa", rank_allocation="sensitivity"),
+        tiny.job(family, lora_rank=3, init="tlora", target_modules=tiny.targets(family)[:2]),
     ]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_alone_batched_and_a_plain_loop_agree(tiny: Any, family: str, tmp_path: Path) -> None:
-    jobs = variants(tiny, family)
-    batched = run_engine(tiny, family, jobs, tmp_path / "batched")
+    jobs, measures = variants(tiny, family), measured(tiny, family)
+    batched = run_engine(tiny, family, jobs, tmp_path / "batched", measures)
     for job in jobs:
-        assert_same(batched[job.job_id], run_engine(tiny, family, [job], tmp_path / "alone")[job.job_id])
-        assert_same(batched[job.job_id], run_plain(tiny, family, job))
+        assert_same(batched[job.job_id], run_engine(tiny, family, [job], tmp_path / "alone", measures)[job.job_id])
+        assert_same(batched[job.job_id], run_plain(tiny, family, job, measures))
 
 
 def test_peft_loads_every_variant_and_gives_its_losses(tiny: Any, tmp_path: Path) -> None:
     jobs, rows = variants(tiny), tiny.rows(4)
-    with tiny.engine() as engine:
+    with tiny.engine(measures=measured(tiny), num_slots=9) as engine:
         for job in jobs:
             engine.admit(job, tiny.budget())
         for _ in range(3):
@@ -158,11 +180,11 @@ def test_peft_loads_every_variant_and_gives_its_losses(tiny: Any, tmp_path: Path
 
 
 def test_a_variant_goes_on_from_its_state_as_if_it_had_never_stopped(tiny: Any, tmp_path: Path) -> None:
-    jobs, rows = variants(tiny), tiny.rows(11)
-    unbroken = run_engine(tiny, "llama", jobs, tmp_path / "unbroken")
+    jobs, rows, measures = variants(tiny), tiny.rows(11), measured(tiny)
+    unbroken = run_engine(tiny, "llama", jobs, tmp_path / "unbroken", measures)
     losses: dict[str, list[float]] = {job.job_id: [] for job in jobs}
     for steps in (range(1, 3), range(3, STEPS + 1)):
-        with tiny.engine() as engine:
+        with tiny.engine(measures=measures, num_slots=9) as engine:
             for job in jobs:
                 if steps[0] == 1:
                     engine.admit(job, tiny.budget(STEPS))
@@ -194,6 +216,52 @@ def test_pissa_starts_as_the_untuned_model_and_keeps_what_it_takes_off(tiny: Any
         assert torch.equal(block.params_rW[4:], start[4:])
         assert not block.exp_avg_rW[4:].any()
         assert not torch.equal(block.params_rW[:4], start[:4])
+
+
+def test_what_is_frozen_or_beyond_a_layers_rank_never_moves(tiny: Any) -> None:
+    measures, rows = measured(tiny), tiny.rows(3)
+    frozen = tiny.job(train="b_only", weight_decay=0.5, learning_rate=2e-2)
+    uneven = tiny.job(rank_allocation="sensitivity", weight_decay=0.5, learning_rate=2e-2)
+    with tiny.engine(measures=measures) as engine:
+        for job in (frozen, uneven):
+            engine.admit(job, tiny.budget())
+        slots, blocks = engine._slots, [engine._of(job.job_id) for job in (frozen, uneven)]
+        starts = [a_rI.clone() for _, a_rI, _ in slots.by_layer(blocks[0].block.params_rW, blocks[0].layers)]
+        for _ in range(3):
+            tiny.step(engine, {job.job_id: rows for job in (frozen, uneven)})
+        moved = slots.by_layer(blocks[0].block.params_rW, blocks[0].layers)
+        for start, (_, a_rI, b_rO) in zip(starts, moved, strict=True):
+            assert torch.equal(a_rI, start)
+            assert b_rO.any()
+        ranks = {adapted.lora_rank for adapted in blocks[1].plan}
+        assert len(ranks) > 1
+        for adapted, (_, a_rI, b_rO) in zip(
+            blocks[1].plan, slots.by_layer(blocks[1].block.params_rW, blocks[1].layers), strict=True
+        ):
+            assert not a_rI[adapted.lora_rank :].any() and not b_rO[adapted.lora_rank :].any()
+            assert b_rO[: adapted.lora_rank].any(1).all()
+
+
+def test_no_backward_pass_goes_below_the_lowest_adapted_layer(tiny: Any) -> None:
+    measures = measured(tiny)
+    low, high = (f"model.layers.{i}.mlp.down_proj" for i in (0, 1))
+    measures = {n: dataclasses.replace(m, gradient=1.0 if ".1." in n else 0.1) for n, m in measures.items()}
+    probed, plain = tiny.job(layer_share=0.5), tiny.job()
+    with tiny.engine(measures=measures) as engine:
+        for job in (probed, plain):
+            engine.admit(job, tiny.budget())
+        down = {name: tiny.backbone().model.get_submodule(name) for name in (low, high)}
+        seen: dict[str, bool] = {}
+        for name, module in down.items():
+            module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.requires_grad}))
+        for jobs, reaches_low in (([probed], False), ([probed, plain], True)):
+            tiny.step(engine, {job.job_id: tiny.rows(3) for job in jobs})
+            assert seen == {low: reaches_low, high: True}
+
+
+def test_a_job_whose_layers_were_not_measured_is_refused(tiny: Any) -> None:
+    with tiny.engine() as engine, pytest.raises(EngineError, match=r"expected measurements of model\.layers\.0"):
+        engine.admit(tiny.job(layer_share=0.5), tiny.budget())
 
 
 def test_leading_singular_vectors_are_those_of_a_whole_decomposition() -> None:
