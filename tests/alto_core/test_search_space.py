@@ -60,10 +60,56 @@ def test_variants_are_dimensions_like_any_other() -> None:
     assert set(listed) < set(jobs)
 
 
+def test_layers_and_ranks_are_dimensions_like_any_other() -> None:
+    space = {"learning_rate": 1e-4, "lora_rank": 8}
+    probed = {"probe": {"share": 0.25, "allocation": "proportional"}}
+    jobs = jobs_of(**space, layers=["all", probed, {"probe": {"share": 0.5}}], train=["both", "b_only"])
+    assert [(job.train, job.layer_share, job.rank_allocation, job.rank_rows) for job in jobs] == [
+        (train, share, allocation, rows)
+        for train in ("both", "b_only")
+        for share, allocation, rows in ((1.0, "uniform", 8), (0.25, "gradient", 16), (0.5, "uniform", 8))
+    ]
+    assert jobs_of(**space, layers=probed) == jobs_of(jobs=[{**space, "layers": probed}])
+    by_sensitivity = jobs_of(**space, layers=["all", {"probe": {}}], rank_allocation="sensitivity", init="tlora")
+    assert [(job.layer_share, job.rank_allocation) for job in by_sensitivity] == [
+        (1.0, "sensitivity"),
+        (0.5, "sensitivity"),
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["grid", "list"])
+def test_two_allocations_are_refused(strategy: str) -> None:
+    job = {
+        "learning_rate": 1e-4,
+        "lora_rank": 8,
+        "layers": {"probe": {"allocation": "proportional"}},
+        "rank_allocation": "sensitivity",
+    }
+    with pytest.raises(TaskFileError, match="only one of `rank_allocation: sensitivity` and `layers"):
+        jobs_of(**job) if strategy == "grid" else jobs_of(jobs=[job])
+
+
+@pytest.mark.parametrize(
+    ("layers", "field", "message"),
+    [
+        ("most", r"\[0\]", "'all'"),
+        ({"probe": {"share": 0}}, r"\[0\]\.probe\.share", "greater than 0"),
+        ({"probe": {"share": 1}}, r"\[0\]\.probe", "below 1"),
+        ({"probe": {"allocation": "even"}}, r"\[0\]\.probe\.allocation", "'uniform'"),
+        ({"share": 0.5}, r"\[0\]\.probe", "a value"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused_by_their_name(layers: Any, field: str, message: str) -> None:
+    with pytest.raises(TaskFileError, match=rf"search_space\.layers{field}: .*{message}"):
+        jobs_of(learning_rate=1e-4, lora_rank=8, layers=layers)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
         ("use_dora", True, "DoRA"),
+        ("train", "a_only", "'both'"),
+        ("rank_allocation", "gradient", "'uniform'"),
         ("init", "dora", "'default'"),
         ("init", ["pissa", "pissa"], "without repetition"),
         ("lora_plus_ratio", 0, "greater than 0"),
