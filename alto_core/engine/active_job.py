@@ -25,6 +25,8 @@ class ActiveJob:
     block: SlotBlock
     plan: tuple[AdaptedLayer, ...]
     """Layers that the job adapts, each with its rank."""
+    lowest_layer: int = 0
+    """Index of a linear layer before which the job adapts none; 0 where that would be worth nothing."""
     side_ratios_W: Tensor | None = None
     """Learning rate of each column over the job's own; None: all are trained at the job's own."""
     step: int = 0

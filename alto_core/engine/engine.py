@@ -15,7 +15,7 @@ from alto_core.data.rows import TokenRow
 from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
 from alto_core.engine.activation_checkpointing import Recomputed, keep_activations, recompute
 from alto_core.engine.active_job import ActiveJob
-from alto_core.engine.adapter_plan import LayerMeasure, plan_adapter
+from alto_core.engine.adapter_plan import LayerMeasure, block_of, plan_adapter
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.checkpoint import JobSnapshot, load_checkpoint, take_snapshot, write_snapshot
 from alto_core.engine.export import export_adapter, read_adapter
@@ -29,7 +29,7 @@ from alto_core.engine.regional_compile import compile_layers, uncompile_layers
 from alto_core.engine.sampling import Sampling
 from alto_core.engine.slots import AdapterSlots
 from alto_core.engine.step import JointStepper
-from alto_core.engine.target_modules import select_layers
+from alto_core.engine.target_modules import LinearLayer, select_layers
 from alto_core.engine.validation import side_losses
 from alto_core.errors import EngineError, ModelError
 from kernels.path_choice import Implementation, choose_path
@@ -353,6 +353,10 @@ class Engine:
             weight = self._backbone.model.get_submodule(layer.name).weight
             fill_start(active.job, adapted, a_rI, b_rO, weight, self._measures.get(layer.name))
 
+    def _lowest_layer(self, first: LinearLayer) -> int:
+        """Where backward may end for a job: whole decoder layers count, lest passes be captured for little."""
+        return 0 if block_of(first) == block_of(self._slots.layers[0]) else first.index
+
     def _adapter(self, job_id: str) -> ActiveJob | None:
         return None if job_id == UNTUNED else self._of(job_id)
 
@@ -382,6 +386,7 @@ class Engine:
             budget=budget,
             block=self._slots.take(job.rank_rows, rank_start),
             plan=plan,
+            lowest_layer=self._lowest_layer(plan[0].layer),
             side_ratios_W=None if ratios == (1.0, 1.0) else self._slots.by_side(*ratios),
         )
         self._active[job.job_id] = active

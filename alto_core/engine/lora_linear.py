@@ -36,6 +36,8 @@ class LoraRouting:
         self._made: dict[tuple[frozenset[int], int], Segments] = {}
         self.on_device: Segments | None = None
         """Segments that all layers take as they are; kernels read them on the device."""
+        self.lowest_layer = 0
+        """Layers before this one take no part in passes that are routed on the device."""
         self.accumulate = True
         """Whether backward adds to the gradient sinks, or writes them."""
         self.unfinished: UnfinishedGradients | None = None
@@ -58,15 +60,21 @@ class LoraRouting:
 
     @contextmanager
     def use_on_device(
-        self, segments: Segments, *, accumulate: bool, unfinished: UnfinishedGradients | None
+        self,
+        segments: Segments,
+        *,
+        accumulate: bool,
+        unfinished: UnfinishedGradients | None,
+        lowest_layer: int = 0,
     ) -> Iterator[None]:
         """Route by segments whose content only the device knows; needs the Triton kernels.
 
-        All adapters take part in all layers. Where an adapter lacks a layer its A and B are zero, and so are its
-        output and its gradients there.
+        All adapters take part in all layers from `lowest_layer` on. Where an adapter lacks a layer its A and B are
+        zero, and so are its output and its gradients there.
         """
         assert self.on_device is None, "one forward pass at a time"
         self.on_device, self.accumulate, self.unfinished = segments, accumulate, unfinished
+        self.lowest_layer = lowest_layer
         try:
             yield
         finally:
@@ -114,7 +122,7 @@ class LoraLinear(nn.Module):
 
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
-        if self._routing.on_device is not None:
+        if self._routing.on_device is not None and self.shared_input.last_index >= self._routing.lowest_layer:
             return self.shared_input.output_of(self, x)
         x_TI = x.reshape(-1, self.layer.d_in)
         y_TO = self._base_product(x_TI)
@@ -155,6 +163,7 @@ class SharedInput:
 
     def __init__(self, layers: Sequence[LoraLinear], routing: LoraRouting):
         self._layers, self._routing = tuple(layers), routing
+        self.last_index = max(layer.layer.index for layer in layers)
         self._projections: tuple[Projection, ...] = ()
         self._input: Tensor | None = None
         self._ready: dict[int, Tensor] = {}
@@ -195,9 +204,10 @@ def attach(model: nn.Module, slots: AdapterSlots, routing: LoraRouting) -> None:
     for module in model.modules():
         for names in SHARED_INPUTS:
             members = [child for name in names if isinstance(child := getattr(module, name, None), LoraLinear)]
-            shared = SharedInput(members, routing)
-            for member in members:
-                member.shared_input = shared
+            if members:
+                shared = SharedInput(members, routing)
+                for member in members:
+                    member.shared_input = shared
 
 
 def detach(model: nn.Module) -> None:

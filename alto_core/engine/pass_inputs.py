@@ -45,11 +45,15 @@ class PassShape:
     """Of prompts that stand once for two answers."""
     pairs: int = 0
     """That an objective over preference pairs looks at."""
+    lowest_layer: int = 0
+    """Linear layers before this one run without adapters, so that backward ends there."""
 
     def holds(self, other: PassShape) -> bool:
         """Whether a pass of the other shape can be filled up to this one."""
         spare = self.tokens - other.tokens
         if spare < 0 or self.longest_row < other.longest_row or self.has_dropout < other.has_dropout:
+            return False
+        if self.lowest_layer > other.lowest_layer:
             return False
         rows = other.rows + -(-spare // self.longest_row)
         counts = (
@@ -98,7 +102,13 @@ _PAIR_NAMES = tuple(field.name for field in dataclasses.fields(PairFields))
 
 
 def shape_of(
-    batch: PackedBatch, specs: Sequence[SegmentSpec], *, lora_rank: int, has_dropout: bool, pairs: int = 0
+    batch: PackedBatch,
+    specs: Sequence[SegmentSpec],
+    *,
+    lora_rank: int,
+    has_dropout: bool,
+    pairs: int = 0,
+    lowest_layer: int = 0,
 ) -> PassShape:
     """The exact shape of a pass."""
     return PassShape(
@@ -111,6 +121,7 @@ def shape_of(
         has_dropout=has_dropout,
         shared_tokens=batch.num_shared_tokens,
         pairs=pairs,
+        lowest_layer=lowest_layer,
     )
 
 

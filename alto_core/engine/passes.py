@@ -61,6 +61,8 @@ class PassWork:
     specs: tuple[SegmentSpec, ...]
     layers_by_segment: tuple[Collection[int], ...]
     fields: LabelFields
+    lowest_layer: int = 0
+    """No adapter of the pass has a linear layer before this one."""
 
 
 class PassRunner:
@@ -130,6 +132,7 @@ class PassRunner:
             lora_rank=self._max_lora_rank,
             has_dropout=has_dropout,
             pairs=0 if pairs is None else len(pairs.pair_weights_M),
+            lowest_layer=work.lowest_layer,
         )
         if self.captures:
             captured = self._captured_pass(kind, needed)
@@ -160,7 +163,12 @@ class PassRunner:
         unfinished = UnfinishedGradients() if inputs.shape.tokens <= UNFINISHED_TOKENS else None
         if work is None:
             accumulate = kind is not PassKind.UPDATE
-            routed = self._routing.use_on_device(inputs.segments, accumulate=accumulate, unfinished=unfinished)
+            routed = self._routing.use_on_device(
+                inputs.segments,
+                accumulate=accumulate,
+                unfinished=unfinished,
+                lowest_layer=inputs.shape.lowest_layer,
+            )
         else:
             routed = self._routing.use(make_segments(work.specs, backbone.device), work.layers_by_segment)
         with torch.set_grad_enabled(kind is not PassKind.LOSSES), routed:
@@ -188,7 +196,7 @@ class PassRunner:
 
     def _captured_pass(self, kind: PassKind, needed: PassShape) -> _CapturedPass:
         has_sides = kind is PassKind.UPDATE and self._optimizer is not None and self._optimizer.has_sides
-        key = (kind, bucket(needed.tokens), needed.has_dropout, has_sides)
+        key = (kind, bucket(needed.tokens), needed.has_dropout, has_sides, needed.lowest_layer)
         chosen = self._fitting(key, needed)
         if chosen is None or not self._is_cheaper_than_capture(key, chosen):
             chosen, too_small = key, self._captured[key].inputs.shape if key in self._captured else None
@@ -244,6 +252,7 @@ class PassRunner:
             has_dropout=needed.has_dropout,
             shared_tokens=shared,
             pairs=pairs,
+            lowest_layer=needed.lowest_layer,
         )
 
     def _capture(self, kind: PassKind, shape: PassShape) -> _CapturedPass:
@@ -268,8 +277,9 @@ class PassRunner:
         return _CapturedPass(inputs=inputs, graph=graph, losses_P=losses_P)
 
 
-_PassKey: TypeAlias = tuple[PassKind, int, bool, bool]
-"""Kind, bucket of token counts, whether there is dropout, and whether A and B have learning rates of their own."""
+_PassKey: TypeAlias = tuple[PassKind, int, bool, bool, int]
+"""Kind, bucket of token counts, whether there is dropout, whether A and B have learning rates of their own, and the
+lowest layer with adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -177,6 +177,7 @@ class JointStepper:
             ),
             layers_by_segment=tuple(active.layer_indices for active in taking_part),
             fields=self._runner.objective.fields(batch, shares),
+            lowest_layer=min(active.lowest_layer for active in taking_part),
         )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from alto_core.domain import LoraJob, StepRecord
 from alto_core.engine.engine import Engine
+from alto_core.engine.layer_probe import measure_layers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,6 +81,40 @@ def test_alone_equals_among_others(tiny: Any, dropout: float) -> None:
     for job in jobs:
         with engine_of(tiny) as engine:
             assert curves(tiny, engine, [job])[job.job_id] == pytest.approx(together[job.job_id], abs=TOLERANCE / 2)
+
+
+def test_variants_equal_the_cpu_alone_and_among_others(tiny: Any) -> None:
+    jobs = [
+        tiny.job(lora_rank=4),
+        tiny.job(lora_rank=5, lora_plus_ratio=4.0, train="b_only"),
+        tiny.job(lora_rank=4, init="pissa", learning_rate=1e-3),
+        tiny.job(lora_rank=4, layer_share=0.5, rank_allocation="gradient"),
+        tiny.job(lora_rank=3, init="tlora", train="b_only", rank_allocation="sensitivity"),
+    ]
+    with engine_of(tiny, device="cpu") as engine:
+        model = tiny.backbone(device="cpu", dtype="float32").model
+        measures = measure_layers(engine, model, tiny.targets(), tiny.rows(6, seed=5), num_directions=8)
+    with engine_of(tiny, device="cpu", measures=measures) as engine:
+        on_cpu = curves(tiny, engine, jobs)
+    with engine_of(tiny, measures=measures) as engine:
+        together = curves(tiny, engine, jobs)
+        assert engine._runner.num_captures > 0
+    for job in jobs:
+        assert together[job.job_id] == pytest.approx(on_cpu[job.job_id], abs=TOLERANCE)
+        with engine_of(tiny, measures=measures) as engine:
+            assert curves(tiny, engine, [job])[job.job_id] == pytest.approx(together[job.job_id], abs=TOLERANCE / 2)
+
+
+def test_measures_equal_the_cpus(tiny: Any) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        with engine_of(tiny, device=device, cuda_graph=False) as engine:
+            dtype = "bfloat16" if device == "cuda" else "float32"
+            model = tiny.backbone(device=device, dtype=dtype).model
+            found.append(measure_layers(engine, model, tiny.targets(), tiny.rows(6, seed=5), num_directions=2))
+    for name, on_cpu in found[0].items():
+        assert found[1][name].gradient == pytest.approx(on_cpu.gradient, rel=0.1)
+        assert found[1][name].sensitivity == pytest.approx(on_cpu.sensitivity, rel=0.1)
 
 
 def test_several_passes_equal_one(tiny: Any) -> None:

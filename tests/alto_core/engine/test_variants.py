@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from alto_core.domain import LoraJob
 from alto_core.engine.adapter_plan import AdaptedLayer, LayerMeasure, plan_adapter
+from alto_core.engine.backbone import packed_logits
 from alto_core.engine.initialization import initial_a
 from alto_core.engine.layer_probe import measure_layers
+from alto_core.engine.packed_attention import PackedRows
 from alto_core.engine.singular import leading_singular
 from alto_core.engine.target_modules import find_linear_layers, select_layers
 from alto_core.errors import EngineError
+from kernels.segments import make_segments
 
 STEPS = 5
 LOSS_TOLERANCE = 2e-5
@@ -257,6 +260,35 @@ def test_no_backward_pass_goes_below_the_lowest_adapted_layer(tiny: Any) -> None
         for jobs, reaches_low in (([probed], False), ([probed, plain], True)):
             tiny.step(engine, {job.job_id: tiny.rows(3) for job in jobs})
             assert seen == {low: reaches_low, high: True}
+
+
+def test_passes_routed_on_the_device_end_where_the_lowest_adapted_layer_is(tiny: Any) -> None:
+    # As captured passes are routed, but with segments that the torch twin can read.
+    measures = {n: dataclasses.replace(m, gradient=1.0 if ".1." in n else 0.1) for n, m in measured(tiny).items()}
+    probed, plain, row = tiny.job(layer_share=0.5), tiny.job(), tiny.rows(1)[0]
+    with tiny.engine(measures=measures) as engine:
+        for job in (probed, plain):
+            engine.admit(job, tiny.budget())
+            tiny.step(engine, {job.job_id: tiny.rows(3)})
+        first, second = (engine._of(job.job_id) for job in (plain, probed))
+        assert (first.lowest_layer, second.lowest_layer) == (0, 7)
+        model, length = tiny.backbone().model, len(row.token_ids)
+        places = torch.arange(length)
+        results = {}
+        for lowest in (0, second.lowest_layer):
+            second.block.grads_rW.zero_()
+            segments = make_segments([second.segment(length)])
+            with engine._routing.use_on_device(segments, accumulate=True, unfinished=None, lowest_layer=lowest):
+                logits = packed_logits(model, torch.tensor(row.token_ids), places, PackedRows((length,), "cpu"), places)
+            logits.square().sum().backward()
+            results[lowest] = (logits.detach(), second.block.grads_rW.clone())
+        (whole, whole_grads), (ended, ended_grads) = results.values()
+        assert torch.equal(whole, ended)
+        assert torch.allclose(whole_grads, ended_grads, rtol=1e-5) and ended_grads.any()
+        below = [
+            g for layer, *sides in engine._slots.by_layer(ended_grads, first.layers) for g in sides if layer.index < 7
+        ]
+        assert not any(g.any() for g in below)
 
 
 def test_a_job_whose_layers_were_not_measured_is_refused(tiny: Any) -> None:
