@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -117,7 +117,8 @@ class LoraJob:
     def job_id(self) -> str:
         """Readable and stable: the dimensions a reader looks for, then six digits of a digest over all fields."""
         digest = hashlib.sha256(json.dumps(self._given(), sort_keys=True).encode()).hexdigest()[:6]
-        return f"lr{self.learning_rate:g}-r{self.lora_rank}-b{self.rows_per_update}-{digest}"
+        marks = "".join(f"-{mark}" for mark in self._variant_marks())
+        return f"lr{self.learning_rate:g}-r{self.lora_rank}-b{self.rows_per_update}{marks}-{digest}"
 
     @property
     def scale(self) -> float:
@@ -157,6 +158,19 @@ class LoraJob:
     def params(self) -> dict[str, Any]:
         """The fields as MLflow parameters."""
         return {**self._given(), "target_modules": ",".join(self.target_modules)}
+
+    def _variant_marks(self) -> Iterator[str]:
+        """What sets the job apart from plain LoRA, in a word each."""
+        if self.init != "default":
+            yield self.init
+        if self.train != "both":
+            yield "bonly"
+        if self.layer_share < 1:
+            yield f"top{100 * self.layer_share:.3g}"
+        if self.rank_allocation != "uniform":
+            yield "uneven"
+        if self.lora_plus_ratio != 1:
+            yield f"plus{self.lora_plus_ratio:g}"
 
     def _given(self) -> dict[str, Any]:
         """All fields, but those that came later only where they are set: so ids stay what they were."""

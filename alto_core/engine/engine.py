@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from alto_core.data.rows import TokenRow
 from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
@@ -20,7 +21,7 @@ from alto_core.engine.backbone import Backbone
 from alto_core.engine.checkpoint import JobSnapshot, load_checkpoint, take_snapshot, write_snapshot
 from alto_core.engine.export import export_adapter, read_adapter
 from alto_core.engine.generation import generate
-from alto_core.engine.initialization import fill_start
+from alto_core.engine.initialization import AdapterStarts
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting, attach, detach
 from alto_core.engine.objective import Objective, TokenObjective
@@ -93,6 +94,7 @@ class Engine:
         self._routing = LoraRouting()
         self._active: dict[str, ActiveJob] = {}
         self._measures = measures or {}
+        self._starts = AdapterStarts(backbone.model, self._measures)
         self._max_lora_rank = max_lora_rank or rank_rows
         optimizer = JointAdamW(self._slots) if on_kernels else None
         self._runner = PassRunner(
@@ -189,10 +191,11 @@ class Engine:
         active = self._place(job, budget, rank_start)
         try:
             if init_adapter is None:
-                self._fill_start(active)
+                for adapted, (_, a_rI, b_rO) in zip(active.plan, self._by_layer(active), strict=True):
+                    self._starts.fill(job, adapted, a_rI, b_rO)
             else:
                 trained_scale = read_adapter(active, self._slots, init_adapter)
-                for _, _, b_rO in self._slots.by_layer(active.block.params_rW, active.layers):
+                for _, _, b_rO in self._by_layer(active):
                     b_rO.mul_(trained_scale / job.scale)
             active.block.publish()
         except BaseException:
@@ -347,11 +350,8 @@ class Engine:
         self._runner.close()
         self._active.clear()
 
-    def _fill_start(self, active: ActiveJob) -> None:
-        by_layer = self._slots.by_layer(active.block.params_rW, active.layers)
-        for adapted, (layer, a_rI, b_rO) in zip(active.plan, by_layer, strict=True):
-            weight = self._backbone.model.get_submodule(layer.name).weight
-            fill_start(active.job, adapted, a_rI, b_rO, weight, self._measures.get(layer.name))
+    def _by_layer(self, active: ActiveJob) -> Iterator[tuple[LinearLayer, Tensor, Tensor]]:
+        return self._slots.by_layer(active.block.params_rW, active.layers)
 
     def _lowest_layer(self, first: LinearLayer) -> int:
         """Where backward may end for a job: whole decoder layers count, lest passes be captured for little."""

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alto_core.domain import LoraJob
 from alto_core.engine.adapter_plan import AdaptedLayer, LayerMeasure
@@ -30,36 +31,55 @@ from alto_core.engine.singular import leading_singular
 from alto_core.engine.target_modules import LinearLayer
 
 
-def fill_start(
-    job: LoraJob, adapted: AdaptedLayer, a_rI: Tensor, b_rO: Tensor, weight: Tensor, measure: LayerMeasure | None
-) -> None:
-    """Write one layer's start into the job's rank rows, which hold zeros.
-
-    Rows beyond the layer's rank stay zero. Training leaves them so: where a row of A and of B are zero, so are their
-    gradients.
+class AdapterStarts:
+    """Writes how jobs of an engine start. What several of them start from is computed once.
 
     Args:
-        job: whose adapter it is.
-        adapted: the layer, with its rank.
-        a_rI: all rank rows of A.
-        b_rO: all rank rows of B, transposed.
-        weight: the layer's frozen weight as the module stores it.
-        measure: of the layer; None where the job needs none.
+        model: the frozen one.
+        measures: of the task's layers, by name.
     """
-    layer, rank = adapted.layer, adapted.lora_rank
-    if job.init == "pissa":
-        u_Or, s_r, vt_rI = leading_singular(weight.T if layer.is_conv1d else weight, rank)
-        root_r1 = (s_r / job.scale).sqrt()[:, None]
-        for start, sign in ((0, 1.0), (job.trained_rows, -1.0)):
-            a_rI[start : start + rank] = root_r1 * vt_rI
-            b_rO[start : start + rank] = sign * root_r1 * u_Or.T
-        return
-    if job.init == "tlora":
-        assert measure is not None and len(measure.directions_kI) >= rank, "measured for smaller ranks"
-        a_rI[:rank] = measure.directions_kI[:rank]
-    else:
-        a_rI[:rank] = initial_a(layer, rank, job.seed)
-    a_rI.mul_(adapted.scale_ratio)
+
+    def __init__(self, model: nn.Module, measures: Mapping[str, LayerMeasure]):
+        self._model, self._measures = model, measures
+        self._factors: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def fill(self, job: LoraJob, adapted: AdaptedLayer, a_rI: Tensor, b_rO: Tensor) -> None:
+        """Write one layer's start into the job's rank rows, which hold zeros.
+
+        Rows beyond the layer's rank stay zero. Training leaves them so: where a row of A and of B are zero, so are
+        their gradients.
+
+        Args:
+            job: whose adapter it is.
+            adapted: the layer, with its rank.
+            a_rI: all rank rows of A.
+            b_rO: all rank rows of B, transposed.
+        """
+        layer, rank = adapted.layer, adapted.lora_rank
+        if job.init == "pissa":
+            left_rO, right_rI = self._factors_of(layer, rank)
+            for start, sign in ((0, 1.0), (job.trained_rows, -1.0)):
+                a_rI[start : start + rank] = right_rI * job.scale**-0.5
+                b_rO[start : start + rank] = left_rO * (sign * job.scale**-0.5)
+            return
+        if job.init == "tlora":
+            directions_kI = self._measures[layer.name].directions_kI
+            assert len(directions_kI) >= rank, "measured for smaller ranks"
+            a_rI[:rank] = directions_kI[:rank]
+        else:
+            a_rI[:rank] = initial_a(layer, rank, job.seed)
+        a_rI.mul_(adapted.scale_ratio)
+
+    def _factors_of(self, layer: LinearLayer, rank: int) -> tuple[Tensor, Tensor]:
+        """sqrt(S) U^T [r, O] and sqrt(S) V^T [r, I] of the frozen weight, in host memory."""
+        key = (layer.index, rank)
+        if key not in self._factors:
+            weight = self._model.get_submodule(layer.name).weight
+            assert isinstance(weight, Tensor)
+            u_Or, s_r, vt_rI = leading_singular(weight.T if layer.is_conv1d else weight, rank)
+            root_r1 = s_r.sqrt()[:, None]
+            self._factors[key] = ((root_r1 * u_Or.T).cpu(), (root_r1 * vt_rI).cpu())
+        return self._factors[key]
 
 
 def initial_a(layer: LinearLayer, lora_rank: int, seed: int) -> Tensor:

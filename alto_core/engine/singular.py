@@ -16,7 +16,7 @@ from torch import Tensor
 
 SPARE = 32
 """Vectors tried beside the wanted ones."""
-ITERATIONS = 8
+ITERATIONS = 4
 
 Product = Callable[[Tensor], Tensor]
 
