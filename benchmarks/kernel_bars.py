@@ -50,6 +50,10 @@ TARGETS = {
     "dpo.all_over_sequential": ">= 10",
     "dpo.all_over_graphed_sequential": ">= 4",
     "dpo.accuracy_ratio": ">= 0.99",
+    "variants.probe_step_speedup": "1.15-1.28 in the paper",
+    "variants.probe_val_ratio": "<= 1.01",
+    "variants.tlora_val_ratio": "",
+    "variants.export_max_logit_diff": "<= 1e-4",
 }
 
 
@@ -69,11 +73,17 @@ def merge(folder: Path, name: str, command: str | None = None) -> None:
             bar,
             value,
             target=TARGETS[bar],
-            unit="ms" if ".ms_" in bar else "s" if "seconds" in bar else "ratio",
+            unit=_unit(bar),
             gpu=measured["gpu"],
             versions=measured["versions"],
             command=command or measured.get("command") or f"python benchmarks/bench_{name}.py --out FOLDER",
         )
+
+
+def _unit(bar: str) -> str:
+    if "logit" in bar:
+        return "logits"
+    return "ms" if ".ms_" in bar else "s" if "seconds" in bar else "ratio"
 
 
 def _merge_rows(source: Path, target: Path) -> None:

@@ -89,7 +89,7 @@ def _facts(plan: TaskPlan) -> list[tuple[str, str]]:
             (task.evaluation.metric or "metric") if task.evaluation.choose_by == "metric" else "validation loss",
         ),
         ("registered as", task.registered_model),
-        ("served by", _serving_words(max(job.lora_rank for job in plan.jobs))),
+        ("served by", _serving_words(max(job.rank_rows for job in plan.jobs))),
     ]
 
 

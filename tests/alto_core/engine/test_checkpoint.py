@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -205,6 +206,22 @@ def test_a_state_without_optimizer_file_is_not_taken(tiny: Any, job: Any, saved:
         (state / "complete.json").write_text(json.dumps(marker))
     with tiny.engine() as engine, pytest.raises(EngineError, match=r"expected a file exp_avg\.safetensors"):
         engine.restore(job, tiny.budget(), saved)
+
+
+def test_a_state_of_a_version_that_knew_no_variants_is_the_plain_jobs(tiny: Any, job: Any, saved: Path) -> None:
+    for state in saved.iterdir():
+        content = json.loads((state / "state.json").read_text())
+        for later in ("lora_plus_ratio", "init", "train", "layer_share", "rank_allocation"):
+            del content["job"][later]
+        (state / "state.json").write_text(json.dumps(content))
+        marker = json.loads((state / "complete.json").read_text())
+        marker["sha256"]["state.json"] = hashlib.sha256((state / "state.json").read_bytes()).hexdigest()
+        (state / "complete.json").write_text(json.dumps(marker))
+    with tiny.engine() as engine:
+        assert engine.restore(job, tiny.budget(), saved) == 3
+    variant = dataclasses.replace(job, lora_plus_ratio=2.0)
+    with tiny.engine() as engine, pytest.raises(EngineError, match=r"lora_plus_ratio=1\.0, expected 2"):
+        engine.restore(variant, tiny.budget(), saved)
 
 
 def test_another_jobs_state_is_refused(tiny: Any, saved: Path) -> None:
