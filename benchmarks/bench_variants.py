@@ -83,12 +83,18 @@ class Bench:
     deadline: float
     found: Found = field(default_factory=dict)
 
+    @property
+    def command(self) -> str:
+        """To measure the same again."""
+        parts = f"--parts {' '.join(self.options.parts)} --device {self.options.device}"
+        return f"python benchmarks/bench_variants.py --model MODEL --rows NAME=FILE {parts} --out FOLDER"
+
     def save(self) -> None:
         """Write what has been measured so far."""
         from benchmarks.bench_lora_linear import environment
 
         out = self.options.out
-        content = {**environment(), "bars": bars(self.found), "found": self.found}
+        content = {**environment(), "bars": bars(self.found), "command": self.command, "found": self.found}
         (out / "variants.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
         with (out / "variants.csv").open("w", newline="", encoding="utf-8") as target:
             writer = csv.writer(target, lineterminator="\n")
@@ -159,8 +165,7 @@ def main() -> None:
     if options.record:
         from benchmarks.kernel_bars import merge
 
-        command = "python benchmarks/bench_variants.py --model MODEL --rows NAME=FILE --out FOLDER"
-        merge(options.record, "variants", command)
+        merge(options.record, "variants")
         return
     measure(options)
 
