@@ -20,6 +20,7 @@ from alto_core.preflight import profile_task
 from alto_core.preparation import create_task, plan_task
 from alto_core.selection import evaluate_task
 from alto_core.settings import Settings, load_settings
+from alto_core.task_engine import task_measures
 from alto_core.training import train_until
 from alto_core.workspace import Workspace
 
@@ -103,15 +104,16 @@ def test_variants_from_profile_to_winner(
             assert tuned(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
         base = tuned.unload()
 
+    measures = task_measures(workspace)
     # Another task with the same rows and model, and a damaged file.
     other = open_task(variants_task(jobs=[{"init": "tlora", "train": "b_only", "rank_allocation": "sensitivity"}]), "b")
-    assert other.measures.keys() == workspace.measures.keys()
+    assert task_measures(other).keys() == measures.keys()
     assert len(counts) == 1
     (file,) = (home.home / "layers").iterdir()
     file.write_bytes(file.read_bytes()[:100])
-    again = Workspace.open("varied").measures
+    again = task_measures(Workspace.open("varied"))
     assert len(counts) == 2
-    assert all(torch.equal(m.directions_kI, workspace.measures[name].directions_kI) for name, m in again.items())
+    assert all(torch.equal(m.directions_kI, measures[name].directions_kI) for name, m in again.items())
 
 
 @pytest.mark.parametrize(
