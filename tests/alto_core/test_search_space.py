@@ -96,7 +96,7 @@ def test_two_allocations_are_refused(strategy: str) -> None:
         ({"probe": {"share": 0}}, r"\[0\]\.probe\.share", "greater than 0"),
         ({"probe": {"share": 1}}, r"\[0\]\.probe", "below 1"),
         ({"probe": {"allocation": "even"}}, r"\[0\]\.probe\.allocation", "'uniform'"),
-        ({"share": 0.5}, r"\[0\]\.probe", "a value"),
+        ({"share": 0.5}, r"\[0\]\.share", "a known one"),
     ],
 )
 def test_layers_that_cannot_be_are_refused_by_their_name(layers: Any, field: str, message: str) -> None:
