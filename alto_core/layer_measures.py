@@ -122,8 +122,11 @@ def _read(file: Path) -> dict[str, LayerMeasure] | None:
     try:
         with safe_open(file, "pt") as content:
             numbers = json.loads(content.metadata()["numbers"])
+            # Copied out of the mapped file, which someone may cut.
             return {
-                name: LayerMeasure(gradient=gradient, sensitivity=sensitivity, directions_kI=content.get_tensor(name))
+                name: LayerMeasure(
+                    gradient=gradient, sensitivity=sensitivity, directions_kI=content.get_tensor(name).clone()
+                )
                 for name, (gradient, sensitivity) in numbers.items()
             }
     except (OSError, SafetensorError, ValueError, LookupError, TypeError):
