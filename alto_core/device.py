@@ -28,6 +28,24 @@ def pick_device(wanted: str | None) -> str:
     return f"{device.type}:{device.index or 0}"
 
 
+def pick_devices(wanted: str | None, at_most: int | None) -> tuple[str, ...]:
+    """The devices of a task's ranks: the GPUs that this process sees, or that many processes on the CPU.
+
+    Args:
+        wanted: as in `pick_device`; a GPU's index means that GPU alone.
+        at_most: so many; None: all GPUs.
+
+    Raises:
+        TaskFileError: as `pick_device` does.
+    """
+    device = pick_device(wanted)
+    if device == "cpu":
+        return ("cpu",) * (at_most or 1)
+    if wanted is not None and torch.device(wanted).index is not None:
+        return (device,)
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))[:at_most]
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that can be allocated now: of the GPU, what the allocator holds unused included, or of the machine."""
     if device.type == "cuda":

@@ -5,6 +5,7 @@
     ├── DataError          the data set cannot be used: file, row, reason
     ├── ModelError         the base model cannot be loaded or adapted
     ├── EngineError        training cannot go on (no memory for the smallest job, non-finite backbone)
+    │   └── RankLostError  a process that trained on one of several devices died
     ├── TrackingError      MLflow cannot be reached or refused a write
     ├── StoreError         the local store has no such task, or is of another version
     └── OwnerError         the task or the adapter is someone else's
@@ -67,6 +68,10 @@ class EngineError(AltoError):
     """Training cannot go on for a reason that is not one job's own."""
 
     exit_code = 5
+
+
+class RankLostError(EngineError):
+    """A process that trained on one of several devices died; the task can go on from its checkpoints."""
 
 
 class TrackingError(AltoError):

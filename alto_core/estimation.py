@@ -7,22 +7,26 @@ from dataclasses import dataclass
 
 import torch
 
-from alto_core.device import pick_device
+from alto_core.device import pick_device, pick_devices
 from alto_core.preparation import TaskPlan
 from alto_core.profiling import (
+    Layout,
+    PackingQuestion,
     TaskRows,
     forecast_task,
     memory_budget,
-    plan_task_packing,
     profile_key,
     shape_of_model,
 )
-from alto_core.profiling.gpu_kinds import GpuKind
+from alto_core.profiling.gpu_kinds import CONTEXT_BYTES, GpuKind
 from alto_core.profiling.task_profile import SAFETY_SHARE
 from alto_core.scheduling.memory_model import MemoryModel
 from alto_core.scheduling.prediction import Forecast, PassSpeed, expected_savings
 from alto_core.settings import Settings
 from alto_core.store import Store
+
+MAX_GPUS = 8
+"""That `num_gpus: auto` may come to where the machine is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,10 @@ class Estimate:
     device: str
     basis: str
     """`measured`: a profile of this model on this device is known; `arithmetic`: nothing was measured."""
+    layout: Layout
+    """How many such devices share the task, and how; memory is that of one."""
     num_slots: int
+    """On all of them."""
     backbone_bytes: int
     adapter_bytes: int
     pass_bytes: int
@@ -71,22 +78,20 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
         recomputed=task.activation_checkpointing,
     )
     model, speed, basis = MemoryModel(shape=shape), None, "arithmetic"
+    asked = None if task.cluster.num_gpus == "auto" else task.cluster.num_gpus
     if gpu:
-        budget, speed = SAFETY_SHARE["cuda"] * gpu.free_bytes, gpu.speed(shape)
+        available, budget, speed = asked or MAX_GPUS, SAFETY_SHARE["cuda"] * gpu.free_bytes, gpu.speed(shape)
     else:
-        device = torch.device(name)
-        budget = memory_budget(device, 0)
-        known = store.model_profile(profile_key(task.model, shape, device, cuda_graph=settings.cuda_graph))
+        available = len(pick_devices(settings.device, asked))
+        budget = memory_budget(torch.device(name), 0) / (1 if on_gpu else available)
+    question = _question(plan, budget_bytes=budget, on_gpu=on_gpu)
+    layout = question.choose_layout(model, asked=asked, available=available)
+    if not gpu:
+        held = layout.shape(shape)
+        known = store.model_profile(profile_key(task.model, held, torch.device(name), cuda_graph=settings.cuda_graph))
         if known:
             model, speed, basis = dataclasses.replace(model, fit=known.memory), known.speed, "measured"
-    packing = plan_task_packing(
-        model,
-        plan.jobs,
-        rows,
-        budget_bytes=budget,
-        device_type="cuda" if on_gpu else "cpu",
-        max_slots=task.max_slots,
-    )
+    packing = question.plan(model, layout)
 
     def forecast_at(known_speed: PassSpeed) -> Forecast:
         preset = task.early_exit.preset
@@ -98,18 +103,48 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
             known_speed,
             savings=expected_savings(preset, store.past_savings(preset)),
             gate_fraction=task.budget.gate_warmup_fraction,
+            num_ranks=layout.num_ranks,
         )
 
-    adapter_bytes = model.slot_bytes(packing.capacity.rank_rows)
+    adapter_bytes = model.slot_bytes(packing.capacity.rank_rows // layout.num_ranks)
+    backbone_bytes = layout.shape(shape).backbone_bytes
     return Estimate(
         device=name,
         basis=basis,
+        layout=layout,
         num_slots=packing.capacity.num_slots,
-        backbone_bytes=shape.backbone_bytes,
+        backbone_bytes=backbone_bytes,
         adapter_bytes=adapter_bytes,
-        pass_bytes=packing.peak_bytes - shape.backbone_bytes - adapter_bytes,
+        pass_bytes=packing.peak_bytes - backbone_bytes - adapter_bytes,
         budget_bytes=int(budget),
         max_pass_tokens=packing.max_pass_tokens,
         too_large=packing.too_large,
         forecast=forecast_at(speed) if speed else None,
+    )
+
+
+def gpus_needed(plan: TaskPlan, *, gpu_bytes: int, most: int) -> int:
+    """GPUs of so much memory that a task takes: what its file says, or as few as hold it.
+
+    Args:
+        plan: of the task.
+        gpu_bytes: memory of each GPU.
+        most: GPUs that one host has.
+    """
+    task = plan.task
+    if task.cluster.num_gpus != "auto":
+        return task.cluster.num_gpus
+    targets = sorted({target for job in plan.jobs for target in job.target_modules})
+    shape = shape_of_model(task.model, targets, on_gpu=True, recomputed=task.activation_checkpointing)
+    question = _question(plan, budget_bytes=SAFETY_SHARE["cuda"] * max(0, gpu_bytes - CONTEXT_BYTES), on_gpu=True)
+    return question.choose_layout(MemoryModel(shape=shape), asked=None, available=most).num_ranks
+
+
+def _question(plan: TaskPlan, *, budget_bytes: float, on_gpu: bool) -> PackingQuestion:
+    return PackingQuestion.of(
+        plan.data,
+        plan.jobs,
+        budget_bytes=budget_bytes,
+        device_type="cuda" if on_gpu else "cpu",
+        max_slots=plan.task.max_slots,
     )

@@ -28,7 +28,7 @@ from alto_core.domain import (
     RowLosses,
     Verdict,
 )
-from alto_core.engine.engine import Engine
+from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.errors import EngineError, ModelError
 from alto_core.evaluation.preference import preference_measures
 from alto_core.interruption import StopQuestion, TaskStopped, never
@@ -77,7 +77,7 @@ class Executor:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         data: TaskData,
         *,
         data_seed: int,
@@ -126,7 +126,10 @@ class Executor:
         active: dict[str, _Active] = {}
         self._failures = []
         for run in [run for run in runs if run.rank_start is not None]:
-            self._place(run.job.job_id, waiting, active)
+            if self._engine.fits(run.job, run.rank_start):
+                self._place(run.job.job_id, waiting, active)
+            else:  # an engine of another size, such as on fewer GPUs
+                waiting[run.job.job_id] = replace(run, rank_start=None)
         self._backfill(waiting, active, None)
         started = time.monotonic()
         while active or self._failures:
@@ -208,7 +211,8 @@ class Executor:
 
     def _make_room(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Halve the passes; where they hold a single micro batch, put the job with the largest one back to wait."""
-        micro = {job_id: self._micro_tokens(a) for job_id, a in active.items()}
+        ahead = self._engine.ahead
+        micro = {job_id: self._micro_tokens(a) for job_id, a in active.items() if job_id not in ahead}
         largest = max(micro, key=lambda job_id: (micro[job_id], active[job_id].run.job.rank_rows, job_id))
         tokens = min(self._engine.max_pass_tokens, sum(micro.values()))
         if tokens > micro[largest]:

@@ -18,5 +18,16 @@ class TaskStopped(BaseException):
         self.stop = stop
 
 
+class RunDied(TaskStopped):
+    """Leaves the stages of a task whose run lost one of its processes; the task goes on in another run."""
+
+    def __init__(self, why: str):
+        super().__init__(StopRequest.PREEMPT)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
+
+
 def never() -> None:
     """The answer for a task that nobody can ask to stop."""

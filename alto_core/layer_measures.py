@@ -24,7 +24,7 @@ from alto_core.engine.engine import Engine
 from alto_core.engine.layer_probe import measure_layers
 from alto_core.engine.objective import Objective
 from alto_core.engine.target_modules import select_layers
-from alto_core.references import fingerprint_of
+from alto_core.references import fingerprint
 from alto_core.store import EventDraft
 from alto_core.whole_files import whole_file
 from alto_core.workspace import Workspace
@@ -34,7 +34,7 @@ MEASURED_TOKENS = {"cpu": 1024, "cuda": 4096}
 
 
 def measures_of(
-    workspace: Workspace, objective: Objective | None, make_ready: Callable[[Engine], None]
+    workspace: Workspace, objective: Objective | None, make_ready: Callable[[Engine], object]
 ) -> Mapping[str, LayerMeasure]:
     """Measurements by layer name; none where no job of the task needs any.
 
@@ -99,9 +99,7 @@ def _key(workspace: Workspace, backbone: Backbone, names: list[str], num_directi
     parts = [
         workspace.data.digest,
         task.data.seed,
-        fingerprint_of(backbone),
-        str(backbone.dtype),
-        backbone.device.type,
+        *fingerprint(backbone),
         task.objective,
         None if task.dpo is None else task.dpo.model_dump(mode="json"),
         names,

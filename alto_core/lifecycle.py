@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from alto_core.domain import TaskState
+from alto_core.engine.ranks import release_ranks
 from alto_core.interruption import TaskStopped
 from alto_core.queue_states import StopRequest
 from alto_core.resuming import take_up
@@ -41,8 +42,11 @@ def running(task_id: str, *, patience_seconds: float = 0.0) -> Iterator[Workspac
     with held(task_id, workspace.folder, patience_seconds=patience_seconds):
         take_up(workspace)
         workspace.store.start_task(task_id)
-        with _recorded_end(workspace):
-            yield workspace
+        try:
+            with _recorded_end(workspace):
+                yield workspace
+        finally:
+            release_ranks()  # the devices are others' now
 
 
 @contextmanager

@@ -28,6 +28,10 @@ class TaskProfile:
     """Of the slots; None: what the largest jobs need."""
     step_tokens: float | None = None
     """Token budget of a joint step; None: no bound."""
+    num_ranks: int = 1
+    """Devices that train; slots, rank rows and token budget are those of all of them, pass and peak those of one."""
+    sharded: bool = False
+    """Whether each device holds a part of the backbone; else all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

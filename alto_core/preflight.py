@@ -3,69 +3,68 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
+
+import torch
 
 from alto_core import wording
 from alto_core.engine.backbone import load_backbone
+from alto_core.engine.ranks import rank_group, release_ranks
 from alto_core.outcomes import TaskProfile
 from alto_core.profiling import (
-    TaskRows,
+    Layout,
+    PackingQuestion,
     forecast_task,
     make_task_profile,
     measure_grid,
     memory_budget,
-    plan_task_packing,
     profile_key,
     shape_of_backbone,
+    shape_of_model,
 )
-from alto_core.scheduling.intra_task import PackingPlan
-from alto_core.scheduling.memory_model import MemoryModel
+from alto_core.scheduling.memory_model import MemoryModel, ModelShape
+from alto_core.scheduling.model_profile import ModelProfile
 from alto_core.scheduling.prediction import Forecast, expected_savings
 from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
 
 
 def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
-    """Profile a task on its device.
+    """Profile a task on its devices, and choose how they share it.
 
     Raises:
         EngineError: not even the smallest job fits; the text shows the arithmetic.
     """
-    task, store, jobs = workspace.task, workspace.store, list(workspace.jobs.values())
-    backbone = load_backbone(task.model, workspace.device)
-    device, rows = backbone.device, TaskRows.of(workspace.data)
-    shape = shape_of_backbone(
-        backbone,
-        sorted({name for job in jobs for name in job.target_modules}),
-        recomputed=task.activation_checkpointing,
+    task, store, jobs, devices = workspace.task, workspace.store, list(workspace.jobs.values()), workspace.devices
+    device, shape = torch.device(devices[0]), _shape(workspace)
+    free_bytes = memory_budget(device, shape.backbone_bytes if len(devices) == 1 else 0)
+    question = PackingQuestion.of(
+        workspace.data,
+        jobs,
+        budget_bytes=free_bytes / len(devices) if device.type == "cpu" else free_bytes,  # one memory for all
+        device_type=device.type,
+        max_slots=task.max_slots,
     )
-    model = MemoryModel(shape=shape)
-    budget = memory_budget(device, shape.backbone_bytes)
-
-    def plan_with(memory: MemoryModel) -> PackingPlan:
-        return plan_task_packing(
-            memory, jobs, rows, budget_bytes=budget, device_type=device.type, max_slots=task.max_slots
-        )
-
-    by_arithmetic = plan_with(model)
-    key = profile_key(task.model, shape, device, cuda_graph=workspace.settings.cuda_graph)
-    known = store.model_profile(key)
-    if known is None:
-        fitting = [job.plain for job in jobs if job.job_id not in by_arithmetic.too_large]
-        known = measure_grid(
-            backbone, shape, fitting, workspace.data.train.rows, cuda_graph=workspace.settings.cuda_graph
-        )
-        store.save_model_profile(key, known)
+    model, layout = MemoryModel(shape=shape), Layout()
+    if len(devices) > 1:
+        asked = None if task.cluster.num_gpus == "auto" else task.cluster.num_gpus
+        layout = question.choose_layout(model, asked=asked, available=len(devices))
+    by_arithmetic = question.plan(model, layout)
+    known = _measured(workspace, layout, shape, by_arithmetic.too_large, by_arithmetic.max_pass_tokens)
     model = dataclasses.replace(model, fit=known.memory)
-    plan = plan_with(model)
-    measured = make_task_profile(backbone, model, known.speed, plan)
+    plan = question.plan(model, layout)
+    measured = make_task_profile(
+        str(device), model, known.speed, plan, num_ranks=layout.num_ranks, sharded=layout.sharded
+    )
     expected = forecast_task(
         jobs,
         workspace.budgets,
-        rows,
+        question.rows,
         plan,
         known.speed,
         savings=expected_savings(task.early_exit.preset, store.past_savings(task.early_exit.preset)),
         gate_fraction=task.budget.gate_warmup_fraction,
+        num_ranks=layout.num_ranks,
     )
     store.save_profile(workspace.task_id, measured)
     numbers = {
@@ -75,5 +74,52 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         "peak_bytes": measured.peak_bytes,
     }
     event = EventDraft(kind="forecast", text=wording.forecast(expected), numbers=numbers)
-    store.append_events(workspace.task_id, [event])
+    store.append_events(workspace.task_id, [*_notes(workspace, layout), event])
     return measured, expected
+
+
+def _shape(workspace: Workspace) -> ModelShape:
+    """Of the whole model. With one device it is loaded here; with several the ranks will load it."""
+    task, devices = workspace.task, workspace.devices
+    targets = sorted({name for job in workspace.jobs.values() for name in job.target_modules})
+    recomputed = task.activation_checkpointing
+    if len(devices) > 1:
+        return shape_of_model(task.model, targets, on_gpu=devices[0] != "cpu", recomputed=recomputed)
+    return shape_of_backbone(load_backbone(task.model, workspace.device), targets, recomputed=recomputed)
+
+
+def _measured(
+    workspace: Workspace, layout: Layout, whole: ModelShape, too_large: tuple[str, ...], max_pass_tokens: int
+) -> ModelProfile:
+    """The profile of the model on one rank, recalled or measured now."""
+    task, store, cuda_graph = workspace.task, workspace.store, workspace.settings.cuda_graph
+    shape, device = layout.shape(whole), torch.device(workspace.devices[0])
+    key = profile_key(task.model, shape, device, cuda_graph=cuda_graph)
+    known = store.model_profile(key)
+    if known is None:
+        fitting = [job.plain for job_id, job in workspace.jobs.items() if job_id not in too_large]
+        rows = workspace.data.train.rows
+        if layout.num_ranks == 1:
+            release_ranks()
+            backbone = load_backbone(task.model, workspace.device)
+            known = measure_grid(backbone, shape, fitting, rows, cuda_graph=cuda_graph)
+        else:
+            ranks = rank_group(task.model, workspace.devices[: layout.num_ranks], sharded=layout.sharded)
+            measure = partial(measure_grid, cuda_graph=cuda_graph, max_tokens=max_pass_tokens)
+            known = ranks.on_all(measure, shape, fitting, rows)[0]
+        store.save_model_profile(key, known)
+    return known
+
+
+def _notes(workspace: Workspace, layout: Layout) -> list[EventDraft]:
+    """How several devices share a task, and a warning where there are fewer than it asks for."""
+    notes = []
+    asked, there = workspace.task.cluster.num_gpus, len(workspace.devices)
+    if asked != "auto" and there < asked:
+        text = f"cluster.num_gpus asks for {asked} GPUs, and this process sees {there}: the task trains on those"
+        notes.append(EventDraft(kind="warning", text=text))
+    if layout.num_ranks > 1:
+        held = "a part of the decoder layers" if layout.sharded else "the whole model"
+        text = f"{layout.num_ranks} ranks, each with {held} and its own jobs"
+        notes.append(EventDraft(kind="ranks", text=text))
+    return notes

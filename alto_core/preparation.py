@@ -87,6 +87,7 @@ def plan_task(task: TuningTask) -> TaskPlan:
     make_policy(task.early_exit.preset, task.early_exit.overrides)
     endings = linear_endings(task.model)
     jobs = expand_search_space(task.search_space, endings, task.betas)
+    _check_num_gpus(task, jobs)
     module_counts: dict[str, int] = {}
     for modules in sorted({job.target_modules for job in jobs}):
         ranks = sorted({job.lora_rank for job in jobs if job.target_modules == modules})
@@ -110,6 +111,18 @@ def plan_task(task: TuningTask) -> TaskPlan:
         evaluation_share=_evaluation_share(task, jobs, data),
         wanted_evaluation_share=share,
     )
+
+
+def _check_num_gpus(task: TuningTask, jobs: Sequence[LoraJob]) -> None:
+    """Raises TaskFileError where a task on several GPUs has jobs that one process must measure first."""
+    measured = next((job for job in jobs if job.needs_measures), None)
+    if measured is not None and task.cluster.num_gpus != 1:
+        raise TaskFileError(
+            "cluster.num_gpus",
+            got=str(task.cluster.num_gpus),
+            expected=f"1 with jobs such as {measured.job_id}: shares of the layers, ranks by layer and starts from the "
+            "task's inputs are measured on one GPU",
+        )
 
 
 def create_task(plan: TaskPlan, task_id: str, settings: Settings, *, task_file: Path | None = None) -> None:

@@ -12,16 +12,20 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from alto_core.budget import rows_of_step
 from alto_core.data.rows import PairRow, TaskData
 from alto_core.domain import JobBudget, LoraJob
+from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.engine.backbone import Backbone
-from alto_core.engine.engine import UNTUNED, Engine
+from alto_core.engine.engine import UNTUNED
 from alto_core.engine.export import WEIGHTS
 from alto_core.whole_files import whole_file
 
@@ -45,7 +49,7 @@ class References:
 
     def measure(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         pairs: Sequence[PairRow],
         *,
         max_tokens: int,
@@ -82,7 +86,7 @@ class References:
 
     def _measure(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         job_id: str,
         missing: Sequence[PairRow],
         max_tokens: int,
@@ -113,23 +117,35 @@ def pairs_needed(
     return [row for row in (*held_out, *(rows[i] for i in trained)) if isinstance(row, PairRow)]
 
 
-def reference_key(data_digest: str, backbone: Backbone, init_adapter: Path | None) -> str:
+def reference_key(data_digest: str, backbone: Sequence[Any], init_adapter: Path | None) -> str:
     """Equal where the same log-probabilities would come out again.
 
     It counts the rows, and with them tokenizer and template, the weights, dtype, kind of device and start adapter.
+
+    Args:
+        data_digest: of the rows.
+        backbone: its `fingerprint`.
+        init_adapter: folder of the start adapter.
     """
     adapter = None if init_adapter is None else hashlib.sha256((init_adapter / WEIGHTS).read_bytes()).hexdigest()
-    parts = [data_digest, fingerprint_of(backbone), str(backbone.dtype), backbone.device.type, adapter]
+    parts = [data_digest, *backbone, adapter]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def fingerprint_of(backbone: Backbone) -> list[tuple[list[int], int]]:
-    """The sum of each parameter's bits as integers: exact on every device, and another where a weight is another."""
+def fingerprint(backbone: Backbone) -> tuple[Any, ...]:
+    """Weights, dtype and kind of device. Where ranks hold parts of the weights, all of them call it together.
+
+    A weight counts by the sum of its bits as integers: exact on every device, and another where it is another.
+    """
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-    return [
-        (list(tensor.shape), int(tensor.detach().view(whole[tensor.element_size()]).sum(dtype=torch.int64)))
-        for tensor in backbone.model.parameters()
-    ]
+    sums = []
+    for parameter in backbone.model.parameters():
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        bits = own.detach().contiguous().view(whole[own.element_size()]).sum(dtype=torch.int64)
+        if isinstance(parameter, DTensor):
+            dist.all_reduce(bits)
+        sums.append((list(parameter.shape), int(bits)))
+    return (sums, str(backbone.dtype), backbone.device.type)
 
 
 def _read(file: Path) -> dict[int, tuple[float, float]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alto_core.data.rows import SplitData
 from alto_core.domain import JobState
-from alto_core.engine.engine import Engine
+from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.errors import EngineError
 from alto_core.evaluation import (
     SplitResult,
@@ -146,7 +146,9 @@ def _evaluate(
 
 
 @contextmanager
-def _engine_with(workspace: Workspace, job_ids: Sequence[str | None], folders: Mapping[str, Path]) -> Iterator[Engine]:
+def _engine_with(
+    workspace: Workspace, job_ids: Sequence[str | None], folders: Mapping[str, Path]
+) -> Iterator[AnyEngine]:
     """An engine that holds the best adapter of each job; the untuned model needs no slot."""
     adapters = [job_id for job_id in job_ids if job_id is not None]
     with open_engine(workspace, adapters, num_slots=len(adapters)) as engine:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from alto_core import wording
 from alto_core.cluster.stop import asked_to_stop
 from alto_core.config import DpoSection
+from alto_core.engine.adapter_parallel import AnyEngine, ParallelEngine
 from alto_core.engine.adapter_plan import LayerMeasure, adapted_names
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
@@ -29,7 +31,7 @@ def open_engine(
     reserve: Sequence[str] = (),
     rank_rows: int | None = None,
     max_pass_tokens: int | None = None,
-) -> Engine:
+) -> AnyEngine:
     """Slots for so many of these jobs at once over the task's backbone. To be closed by the caller.
 
     Args:
@@ -37,33 +39,45 @@ def open_engine(
         job_ids: the jobs.
         num_slots: most of them at a time.
         reserve: jobs of which any one fits in their place.
-        rank_rows: upper bound on the sum of their ranks; None: what the largest ones need.
+        rank_rows: upper bound on the sum of their LoRA ranks; None: what the largest ones need.
         max_pass_tokens: of one training pass; None: by kind of device.
     """
     jobs, spare = ([workspace.jobs[job_id] for job_id in ids] for ids in (job_ids, reserve))
-    largest = sorted((job.rank_rows for job in jobs), reverse=True)[:num_slots]
+    ranks = workspace.ranks()
+    num_ranks = 1 if ranks is None else len(ranks)
+    largest = sorted((job.rank_rows for job in jobs), reverse=True)[: -(-num_slots // num_ranks)]
     widest = max(job.rank_rows for job in (*jobs, *spare))
     needed = max(sum(largest), widest)
-    rank_rows = min(needed, rank_rows or needed)
-    backbone, measures = load_backbone(workspace.task.model, workspace.device), task_measures(workspace)
-    engine = Engine(
-        backbone,
-        target_modules=adapted_names((*jobs, *spare), backbone.layers, measures),
-        num_slots=num_slots,
-        rank_rows=rank_rows,
-        max_lora_rank=min(widest, rank_rows),
-        max_pass_tokens=max_pass_tokens,
-        max_row_tokens=max(row.longest_side for row in (*workspace.data.train.rows, *workspace.data.validation.rows)),
-        objective=objective_of(workspace),
-        measures=measures,
-        recomputed=workspace.task.activation_checkpointing,
-        cuda_graph=workspace.settings.cuda_graph,
-    )
+    rows_per_rank = min(needed, (rank_rows or needed * num_ranks) // num_ranks)
+    data = workspace.data
+
+    def make() -> AnyEngine:
+        options: dict[str, Any] = {
+            "num_slots": num_slots,
+            "rank_rows": rows_per_rank,
+            "max_lora_rank": min(widest, rows_per_rank),
+            "max_pass_tokens": max_pass_tokens,
+            "max_row_tokens": max(row.longest_side for row in (*data.train.rows, *data.validation.rows)),
+            "objective": objective_of(workspace),
+            "recomputed": workspace.task.activation_checkpointing,
+            "cuda_graph": workspace.settings.cuda_graph,
+        }
+        if ranks is not None:  # such a task has no job that needs measures
+            targets = sorted({name for job in (*jobs, *spare) for name in job.target_modules})
+            return ParallelEngine(ranks, target_modules=targets, **options)
+        backbone, measures = load_backbone(workspace.task.model, workspace.device), task_measures(workspace)
+        targets = adapted_names((*jobs, *spare), backbone.layers, measures)
+        return Engine(backbone, target_modules=targets, measures=measures, **options)
+
+    engine = make()
     try:
-        measure_references(workspace, engine)
+        has_more = measure_references(workspace, engine)
     except BaseException:
         engine.close()
         raise
+    if has_more and ranks is not None:  # they have the objective as it was
+        engine.close()
+        engine = make()
     return engine
 
 
@@ -85,14 +99,17 @@ def objective_of(workspace: Workspace) -> Objective | None:
     )
 
 
-def measure_references(workspace: Workspace, engine: Engine) -> None:
+def measure_references(workspace: Workspace, engine: AnyEngine) -> bool:
     """Complete what the objective needs, in an engine that holds no job yet. Mostly it is on disk already.
+
+    Returns:
+        Whether something was missing.
 
     Raises:
         TaskStopped: as the task was asked to; what was measured is kept.
     """
     if workspace.references is None:
-        return
+        return False
     started, ask = time.monotonic(), asked_to_stop(workspace.task_id, workspace.settings)
 
     def stop_if_asked() -> None:
@@ -113,3 +130,4 @@ def measure_references(workspace: Workspace, engine: Engine) -> None:
             f"{time.monotonic() - started:.1f} s; {engine.prompt_note}"
         )
         workspace.store.append_events(workspace.task_id, [EventDraft(kind="reference", text=text)])
+    return count > 0

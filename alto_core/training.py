@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
+
 from alto_core import wording
 from alto_core.checkpointing import Checkpointer
 from alto_core.cluster.stop import asked_to_stop
@@ -17,7 +19,6 @@ from alto_core.cuts import Cut, Session
 from alto_core.domain import GateDecision
 from alto_core.earlier_run import EarlierRun, earlier_run
 from alto_core.early_exit.policy import Policy
-from alto_core.engine.backbone import load_backbone
 from alto_core.executor import Executor, JobRun
 from alto_core.parking import thin_to_budget
 from alto_core.profiling import allocated_bytes, leaked_memory
@@ -97,8 +98,7 @@ def _train_from(workspace: Workspace, cut: Cut, num_slots: int) -> None:
 
 
 def _train(workspace: Workspace, training: _Training, num_slots: int) -> None:
-    device = load_backbone(workspace.task.model, workspace.device).device
-    with leaked_memory(partial(allocated_bytes, device)) as leaked:
+    with leaked_memory(partial(allocated_bytes, torch.device(workspace.device))) as leaked:
         _train_in_slots(workspace, training, num_slots)
     held = training.checkpoints.held_seconds
     text = f"training waited {held:.2f} s for checkpoints"

@@ -22,15 +22,16 @@ from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data
 from alto_core.data.tokenizer import load_model_tokenizer
 from alto_core.decision_log import DecisionLog
-from alto_core.device import pick_device
+from alto_core.device import pick_device, pick_devices
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage
 from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.checkpoint import MARKER
+from alto_core.engine.ranks import RankGroup, rank_group
 from alto_core.errors import StoreError
 from alto_core.evaluation import TextCodec
 from alto_core.executor import JobRun
-from alto_core.references import References, reference_key
+from alto_core.references import References, fingerprint, reference_key
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
 from alto_core.store import EventDraft, JobRecord, JobUpdate, Store
@@ -93,7 +94,11 @@ class Workspace:
         """What the task's jobs are held to, as far as it has been measured; None where the objective needs none."""
         if self.task.objective != "dpo":
             return None
-        key = reference_key(self.data.digest, load_backbone(self.task.model, self.device), self.init_adapter)
+        ranks = self.ranks()
+        backbone = (
+            fingerprint(load_backbone(self.task.model, self.device)) if ranks is None else ranks.on_all(fingerprint)[0]
+        )
+        key = reference_key(self.data.digest, backbone, self.init_adapter)
         return References(self.settings.home / "references" / f"{key}.parquet")
 
     @property
@@ -108,6 +113,19 @@ class Workspace:
     @property
     def device(self) -> str:
         return pick_device(self.settings.device)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where its jobs may train: as many devices as the task file asks for, or as there are."""
+        asked = self.task.cluster.num_gpus
+        return pick_devices(self.settings.device, None if asked == "auto" else asked)
+
+    def ranks(self) -> RankGroup | None:
+        """The processes of the devices that the profile stage chose; None where it is one, which this process uses."""
+        profile = self.store.profile(self.task_id)
+        if profile is None or profile.num_ranks == 1:
+            return None
+        return rank_group(self.task.model, self.devices[: profile.num_ranks], sharded=profile.sharded)
 
     @property
     def revision(self) -> str:

@@ -54,6 +54,20 @@ TARGETS = {
     "variants.probe_val_ratio": "<= 1.01",
     "variants.tlora_val_ratio": "",
     "variants.export_max_logit_diff": "<= 1e-4",
+    "ap.over_fsdp_b1": ">= 3",
+    "ap.over_fsdp_b2": ">= 4.7",
+    "ap.over_fsdp_b4": ">= 3",
+    "ap.over_fsdp_b8": ">= 1.4",
+    "ap.over_fsdp_fast_b1": "",
+    "ap.over_fsdp_fast_b2": "",
+    "ap.over_fsdp_fast_b4": "",
+    "ap.over_fsdp_fast_b8": "",
+    "ap.over_pipeline_b1": "",
+    "ap.over_pipeline_b2": "",
+    "ap.over_pipeline_b4": "",
+    "ap.over_pipeline_b8": "",
+    "ap.exposed_gather_share": "",
+    "ap.replicated_scaling": ">= 1.95",
 }
 
 

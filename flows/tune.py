@@ -22,7 +22,7 @@ from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
-from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus
+from alto_core.cluster.lease import EXIT_PATIENCE_SECONDS, held_gpus, outliving_ranks
 from alto_core.config import TuningTask
 from alto_core.domain import TaskState
 from alto_core.errors import StoreError
@@ -34,7 +34,7 @@ from alto_core.queue_states import StopRequest
 from alto_core.registration import publish_report
 from alto_core.report import count_samples, job_rows, leaderboard_table
 from alto_core.result import RegisteredVersion
-from alto_core.store import Store
+from alto_core.store import QueueEntry, Store
 from alto_core.workspace import Workspace
 from flows.embedded_server import start_embedded_server
 from flows.reconcile import mark_crashed
@@ -64,9 +64,9 @@ def tune_queued(task_id: str, attempt: int) -> str | State[str]:
     it because the flow run was cancelled there, the task is cancelled.
     """
     try:
-        with held_gpus(task_id, attempt, load_settings()):
+        with held_gpus(task_id, attempt, load_settings()) as entry:
             try:
-                return _through_the_stages(task_id, patience_seconds=EXIT_PATIENCE_SECONDS)
+                return _through_the_stages(task_id, entry, patience_seconds=EXIT_PATIENCE_SECONDS)
             except TaskStopped as stopped:
                 if stopped.stop is not StopRequest.PREEMPT or not _is_cancelled_in_prefect():
                     raise
@@ -85,13 +85,15 @@ def _is_cancelled_in_prefect() -> bool:
     return state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
 
 
-def _through_the_stages(task_id: str, *, patience_seconds: float = 0.0) -> str | State[str]:
+def _through_the_stages(
+    task_id: str, entry: QueueEntry | None = None, *, patience_seconds: float = 0.0
+) -> str | State[str]:
     try:
-        with running(task_id, patience_seconds=patience_seconds) as workspace:
+        with running(task_id, patience_seconds=patience_seconds) as workspace, outliving_ranks(entry):
             _close_dead_run(workspace.store.task(task_id).flow_run_id)
             workspace.store.set_task_fields(task_id, flow_run_id=flow_run.id)
             revision = workspace.revision
-            num_slots = profile(task_id, revision)
+            num_slots = profile(task_id, revision, len(workspace.devices))
             warmup(task_id, revision, num_slots)
             gate(task_id, revision)
             continue_training(task_id, revision, num_slots)

@@ -12,15 +12,16 @@ from tasks.stage import stage
 
 
 @stage("profile")
-def profile(task_id: str, revision: str) -> int:
-    """Returns the number of slots."""
+def profile(task_id: str, revision: str, num_devices: int) -> int:
+    """Returns the number of slots. With another number of devices the task is profiled anew."""
     workspace = Workspace.open(task_id)
     workspace.begin(Stage.PROFILE)
     measured, expected = profile_task(workspace)
+    devices = f"{measured.num_ranks} devices" if measured.num_ranks > 1 else measured.device
     create_markdown_artifact(
         key="profile",
         description=f"Profile of {task_id}",
-        markdown=f"**{measured.num_slots} of {len(workspace.jobs)} jobs train side by side** on {measured.device}, "
+        markdown=f"**{measured.num_slots} of {len(workspace.jobs)} jobs train side by side** on {devices}, "
         f"{measured.tokens_per_second:.0f} tokens/s, {wording.size(measured.peak_bytes)} with the backbone. "
         f"{wording.forecast(expected)}.",
     )

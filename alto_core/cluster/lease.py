@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from alto_core.cluster.processes import is_gone
+from alto_core.cluster.recovery import MAX_FAILURES
 from alto_core.cluster.stop import LOOK_SECONDS
 from alto_core.domain import TaskState
-from alto_core.errors import StoreError
-from alto_core.interruption import TaskStopped
+from alto_core.errors import RankLostError, StoreError
+from alto_core.interruption import RunDied, TaskStopped
 from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Queue, QueueEntry, Store
@@ -51,7 +52,7 @@ def held_gpus(
     if queue.entry(task_id).state is QueueState.CLAIMED:
         _wait_for_exits(task_id, queue)
     entry = queue.begin(task_id, attempt, os.getpid())
-    state, reason = QueueState.ENDED, "the run ended"
+    state, reason, died = QueueState.ENDED, "the run ended", False
     keeper = _Keeper(entry, settings)
     try:
         _check_visible_gpus(entry, os.environ if environ is None else environ)
@@ -59,13 +60,31 @@ def held_gpus(
             keeper.start()
             yield entry
     except TaskStopped as stopped:
-        state, reason = AFTER_STOP[stopped.stop], str(stopped)
+        state, reason, died = AFTER_STOP[stopped.stop], str(stopped), isinstance(stopped, RunDied)
         raise
     finally:
         keeper.stop()
         state = _settled(entry, state, queue, settings)
-        queue.release(task_id, attempt, state, reason)
+        queue.release(task_id, attempt, state, reason, died=died)
         queue.close()
+
+
+@contextmanager
+def outliving_ranks(entry: QueueEntry | None) -> Iterator[None]:
+    """A run that loses one of its ranks inside the block has died: its task waits for GPUs again, to go on.
+
+    Args:
+        entry: the run's; None: it is not the cluster's, and the error is told to whoever started it.
+
+    Raises:
+        RunDied: in place of the error, unless the task's runs have died too often.
+    """
+    try:
+        yield
+    except RankLostError as error:
+        if entry is None or entry.num_failures + 1 >= MAX_FAILURES:
+            raise
+        raise RunDied(str(error)) from error
 
 
 def _wait_for_exits(task_id: str, queue: Queue) -> None:

@@ -63,6 +63,12 @@ def _check_moment(value: Any) -> Any:
     return moment.astimezone(UTC).isoformat()
 
 
+def _check_num_gpus(value: Any) -> Any:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError("a whole number of at least 1, or `auto`")
+    return value
+
+
 def one_or_more(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
@@ -89,6 +95,7 @@ NonNegative = Annotated[float, Field(ge=0), AfterValidator(_check_finite)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+NumGpus = Annotated[int | Literal["auto"], BeforeValidator(_check_num_gpus)]
 LoraRank = Annotated[int, Field(ge=1, le=1024)]
 ModuleNames = Annotated[list[str], BeforeValidator(one_or_more), Field(min_length=1), AfterValidator(unique)]
 

@@ -15,6 +15,7 @@ from alto_core.config.fields import (
     Moment,
     Name,
     NonNegative,
+    NumGpus,
     OpenFraction,
     Owner,
     Positive,
@@ -195,14 +196,15 @@ class EvaluationSection(Section):
 
 
 class ClusterSection(Section):
-    """What the task asks of a cluster. `alto tune`, which runs a task at once and here, takes no notice of it."""
+    """What the task asks of a cluster. `alto tune`, which runs a task at once and here, heeds `num_gpus` alone."""
 
     priority: Literal["urgent", "normal", "background"] = "normal"
     """Tasks of a class are planned before those of the classes after it."""
     deadline: Moment | None = None
     """When it should have ended, with a time zone: `2030-01-31T18:00:00+01:00`."""
-    num_gpus: Count = 1
-    """GPUs of one host."""
+    num_gpus: NumGpus = 1
+    """GPUs of one host that train the task's jobs side by side, or `auto`: as few as hold it. See
+    docs/adapter-parallel.md."""
     min_gpu_gib: NonNegative = 0.0
     """Memory that each of its GPUs must have, in GiB."""
     expected_minutes: Positive | None = None

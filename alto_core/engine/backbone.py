@@ -7,8 +7,10 @@ layers, attention that ignores transformers' interface) or whose weights are not
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,9 @@ from alto_core.engine.packed_attention import (
 )
 from alto_core.engine.target_modules import LinearLayer, find_linear_layers
 from alto_core.errors import ModelError
+
+if TYPE_CHECKING:
+    from alto_core.engine.sharding import ShardedLayers
 
 LEAK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 """Largest change of a row's logits, in their standard deviations, when its neighbour changes or goes."""
@@ -51,17 +56,26 @@ class Backbone:
     """Whether the two answers of a preference pair may follow one prompt in a pack; else it stands there twice."""
     max_positions: int | None
     """Longest sequence that the model was made for; None when it does not say."""
+    sharded: ShardedLayers | None = None
+    """Where other ranks hold parts of the weights; None: all of them are here."""
+
+    def passing(self, *, gradients: bool) -> AbstractContextManager[None]:
+        """Every pass of the model, with or without backward, runs inside such a block."""
+        return nullcontext() if self.sharded is None else self.sharded.taking_part(gradients=gradients)
 
 
 _loaded: tuple[tuple[Any, ...], Backbone] | None = None
 
 
-def load_backbone(section: ModelSection, device: str) -> Backbone:
+def load_backbone(
+    section: ModelSection, device: str, *, shard: Callable[[Any], ShardedLayers] | None = None
+) -> Backbone:
     """Load the base model, or take the one this process loaded last if it is the same.
 
     Args:
         section: which model, and in which dtype.
         device: `cpu`, `cuda` or `cuda:N`.
+        shard: divides the model over ranks, all of which load it; None: it is held whole.
 
     Raises:
         ModelError: the model is missing, broken, incomplete, needs code of its own, or cannot take packed rows.
@@ -73,7 +87,9 @@ def load_backbone(section: ModelSection, device: str) -> Backbone:
         return _loaded[1]
     release_backbone()
     load_config(section)
-    model = _load_model(section, dtype).to(device)
+    model = _load_model(section, dtype)
+    sharded = shard(model) if shard else None
+    model = model.to(device)
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise ModelError(
             f"model.name: {section.name!r} ({type(model).__name__}) cannot give single positions' logits. "
@@ -91,6 +107,7 @@ def load_backbone(section: ModelSection, device: str) -> Backbone:
         takes_ragged_rows=takes_ragged_rows,
         shares_prompts=not takes_ragged_rows or shares_prompts(torch.device(device), dtype),
         max_positions=getattr(model.config, "max_position_embeddings", None),
+        sharded=sharded,
     )
     _loaded = (key, backbone)
     return backbone
@@ -170,7 +187,7 @@ def check_rows_are_apart(model: Any, name: str) -> None:
         )
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _plain_head(model: Any) -> nn.Linear | None:
     """The head if its product with the hidden states gives the model's logits; None where those are scaled or bent."""
     head, device = model.get_output_embeddings(), next(model.parameters()).device
@@ -192,7 +209,7 @@ def _takes_ragged_rows(model: Any, device: torch.device, dtype: torch.dtype) -> 
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not in inference mode: weights that are first gathered there cannot be trained through
 def _row_logits(model: Any, neighbour: int | None, device: torch.device) -> Tensor:
     """float32 [6, vocabulary] of one fixed row, packed behind a neighbour or alone."""
     vocabulary = model.config.vocab_size

@@ -106,7 +106,8 @@ class Engine:
             max_lora_rank=self._max_lora_rank,
             max_row_tokens=max_row_tokens,
             on_kernels=on_kernels,
-            capture=cuda_graph and on_kernels and backbone.takes_ragged_rows,
+            # FSDP frees and allocates gathered weights, which no captured graph can follow.
+            capture=cuda_graph and on_kernels and backbone.takes_ragged_rows and backbone.sharded is None,
         )
         max_tokens = max_pass_tokens or PASS_TOKENS[backbone.device.type]
         self._stepper = JointStepper(self._runner, optimizer, max_pass_tokens=max_tokens)
@@ -147,6 +148,11 @@ class Engine:
         return self._stepper.max_pass_tokens
 
     @property
+    def ahead(self) -> frozenset[str]:
+        """Jobs that have made a step that ran out of memory for others. Here a step is made for all or for none."""
+        return frozenset()
+
+    @property
     def prompt_note(self) -> str:
         """One clause for people: how the prompts of preference pairs are encoded."""
         return "prompts are read once per pair" if self._runner.share_prompts else "prompts are read twice per pair"
@@ -167,9 +173,9 @@ class Engine:
         if self._backbone.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def fits(self, job: LoraJob) -> bool:
-        """Whether a slot and enough neighbouring rank rows are free."""
-        return job.rank_rows <= self._max_lora_rank and self._slots.find(job.rank_rows) is not None
+    def fits(self, job: LoraJob, rank_start: int | None = None) -> bool:
+        """Whether a slot and enough neighbouring rank rows are free; those from `rank_start` on, if given."""
+        return job.rank_rows <= self._max_lora_rank and self._slots.find(job.rank_rows, rank_start) is not None
 
     def admit(
         self, job: LoraJob, budget: JobBudget, *, init_adapter: Path | None = None, rank_start: int | None = None
@@ -376,7 +382,7 @@ class Engine:
                 f"job {job.job_id}: got target_modules {list(job.target_modules)}, "
                 "expected layers that the engine adapts."
             )
-        if not self.fits(job):
+        if not self.fits(job, rank_start):
             raise EngineError(
                 f"job {job.job_id} of {job.rank_rows} rank rows does not fit. Evict another, or make the engine larger."
             )

@@ -265,7 +265,8 @@ class _Batch:
 
     def _logits(self, ids_T: Tensor, positions_T: Tensor, layout: CachedRows, kept_N: Tensor) -> Tensor:
         # the model hands the layout on unseen; it is read by `cached_attention`, which stands in its attention layers
-        return packed_logits(self._backbone.model, ids_T, positions_T, layout, kept_N)  # type: ignore[arg-type]
+        with self._backbone.passing(gradients=False):
+            return packed_logits(self._backbone.model, ids_T, positions_T, layout, kept_N)  # type: ignore[arg-type]
 
     def _choose(self, logits_NV: Tensor, places_N: Tensor) -> None:
         counts_N, ended_N = self._counts_B[places_N], self._ended_B[places_N]

@@ -141,7 +141,8 @@ class PassRunner:
             return captured.losses_P[: needed.labels]
         inputs = PassInputs(needed, self._backbone.device)
         _load(inputs, work)
-        losses_P = self._gradients(kind, inputs, None if self._on_kernels else work)
+        with self._backbone.passing(gradients=kind is not PassKind.LOSSES):
+            losses_P = self._gradients(kind, inputs, None if self._on_kernels else work)
         self._update(kind)
         return losses_P
 

@@ -135,22 +135,27 @@ class AdapterSlots:
             values_W[columns] = a
         return values_W
 
-    def find(self, lora_rank: int) -> int | None:
-        """First rank row of the first gap that is large enough; None when there is none, or no slot is free."""
+    def find(self, lora_rank: int, rank_start: int | None = None) -> int | None:
+        """First rank row of the first gap that is large enough; None when there is none, or no slot is free.
+
+        Args:
+            lora_rank: rank rows that are needed.
+            rank_start: only these rank rows will do; None: any.
+        """
         if len(self._taken) >= self.num_slots:
             return None
         start = 0
-        for taken_start, block in sorted(self._taken.items()):
-            if taken_start - start >= lora_rank:
-                return start
-            start = taken_start + block.lora_rank
-        return start if self.rank_rows - start >= lora_rank else None
+        for taken_start, block in [*sorted(self._taken.items()), (self.rank_rows, None)]:
+            wanted = start if rank_start is None else rank_start
+            if start <= wanted and wanted + lora_rank <= taken_start:
+                return wanted
+            start = taken_start + (0 if block is None else block.lora_rank)
+        return None
 
     def take(self, lora_rank: int, rank_start: int | None = None) -> SlotBlock:
         """Take rank rows for one job, from this one on or where `find` says; they must be free. They hold zeros."""
-        start = self.find(lora_rank) if rank_start is None else rank_start
+        start = self.find(lora_rank, rank_start)
         assert start is not None, "ask `find` first"
-        assert all(s + b.lora_rank <= start or start + lora_rank <= s for s, b in self._taken.items()), "taken"
         rows = slice(start, start + lora_rank)
         taken_slots = {block.slot for block in self._taken.values()}
         block = SlotBlock(

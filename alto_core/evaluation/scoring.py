@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from alto_core.config import PREFERENCE_METRICS, EvaluationSection
 from alto_core.data.rows import SplitData, TaskData
 from alto_core.domain import RowLosses
-from alto_core.engine.engine import UNTUNED, Engine
+from alto_core.engine.adapter_parallel import AnyEngine
+from alto_core.engine.engine import UNTUNED
 from alto_core.engine.sampling import Sampling
 from alto_core.errors import TaskFileError
 from alto_core.evaluation.intervals import loss_standard_error, mean_interval
@@ -65,7 +66,7 @@ class SplitResult:
 
 
 def evaluate_adapters(
-    engine: Engine,
+    engine: AnyEngine,
     data: TaskData,
     split: SplitData,
     job_ids: Sequence[str | None],
@@ -127,7 +128,7 @@ def evaluate_adapters(
 
 
 def generate_answers(
-    engine: Engine,
+    engine: AnyEngine,
     data: TaskData,
     split: SplitData,
     job_ids: Sequence[str | None],
@@ -171,7 +172,7 @@ def write_answers(results: Sequence[SplitResult], split: SplitData, file: Path) 
 
 
 def _choose(
-    engine: Engine, split: SplitData, names: Sequence[str], choices: Sequence[str], codec: TextCodec
+    engine: AnyEngine, split: SplitData, names: Sequence[str], choices: Sequence[str], codec: TextCodec
 ) -> list[tuple[str, ...]]:
     rows = choice_rows(split.generation_rows, split.rows, choices, codec.encode)
     losses = engine.evaluate(list(names), rows, max_tokens=MAX_EVAL_TOKENS)

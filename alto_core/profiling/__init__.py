@@ -3,6 +3,7 @@
 Models of memory and time are in `alto_core.scheduling`; here they meet an engine, a device and the store.
 """
 
+from alto_core.profiling.layout import Layout, PackingQuestion
 from alto_core.profiling.leaks import allocated_bytes, leaked_memory
 from alto_core.profiling.measuring import measure_grid
 from alto_core.profiling.shape import shape_of_backbone, shape_of_model
@@ -16,6 +17,8 @@ from alto_core.profiling.task_profile import (
 )
 
 __all__ = [
+    "Layout",
+    "PackingQuestion",
     "TaskRows",
     "allocated_bytes",
     "forecast_task",

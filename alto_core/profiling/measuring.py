@@ -38,14 +38,24 @@ def measure_grid(
     rows: Sequence[TokenRow],
     *,
     cuda_graph: bool = True,
+    max_tokens: int = 2**30,
 ) -> ModelProfile:
     """Measure packings of the task's own jobs and rows, the most telling ones first, until the time is spent.
 
     Memory that runs out ends the grid; what was measured by then counts.
+
+    Args:
+        backbone: where ranks hold parts of it, all of them call this at the same time.
+        shape: of the model.
+        jobs, rows: of the task.
+        cuda_graph: as in `Engine`.
+        max_tokens: packings with more are left out, unless nothing else is left: where ranks hold parts of the
+            backbone, memory that runs out ends all of them.
     """
     started = time.perf_counter()
     kind = backbone.device.type
     packings = _grid(jobs, rows, MAX_JOBS[kind])
+    packings = [one for one in packings if _num_tokens(one) <= max_tokens] or [min(packings, key=_num_tokens)]
     together = max((packing for packing, _ in packings), key=len)
     points: list[GridPoint] = []
     eval_share = 1 / 3
@@ -211,6 +221,10 @@ def _grid(
             )
         )
     return packings
+
+
+def _num_tokens(packing: tuple[list[LoraJob], list[list[TokenRow]]]) -> int:
+    return sum(len(row.token_ids) for part in packing[1] for row in part)
 
 
 def _telling(points: Sequence[GridPoint], kind: str) -> list[GridPoint]:

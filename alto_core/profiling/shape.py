@@ -10,6 +10,7 @@ import torch
 from alto_core.config import ModelSection
 from alto_core.engine.activation_checkpointing import Recomputed
 from alto_core.engine.backbone import Backbone
+from alto_core.engine.decoder_layers import decoder_layers
 from alto_core.engine.target_modules import LinearLayer, empty_model, find_linear_layers, select_layers
 from alto_core.scheduling.memory_model import ModelShape
 from kernels.linear_cross_entropy import CHUNK_BYTES
@@ -70,4 +71,5 @@ def _shape(
         has_shadow=has_shadow,
         chunk_bytes=CHUNK_BYTES,
         recomputed=recomputed,
+        layer_parameters=sum(p.numel() for layer in decoder_layers(model) for p in layer.parameters()),
     )

@@ -17,7 +17,6 @@ from alto_core.config import ModelSection
 from alto_core.data.rows import SplitData, TaskData
 from alto_core.device import free_bytes
 from alto_core.domain import JobBudget, LoraJob
-from alto_core.engine.backbone import Backbone
 from alto_core.engine.engine import PASS_TOKENS
 from alto_core.errors import EngineError
 from alto_core.outcomes import TaskProfile
@@ -129,12 +128,28 @@ def memory_budget(device: torch.device, held_bytes: int) -> float:
     return held_bytes + SAFETY_SHARE[device.type] * free_bytes(device)
 
 
-def make_task_profile(backbone: Backbone, model: MemoryModel, speed: PassSpeed, plan: PackingPlan) -> TaskProfile:
-    """The plan as the stages use it."""
+def make_task_profile(
+    device: str,
+    model: MemoryModel,
+    speed: PassSpeed,
+    plan: PackingPlan,
+    *,
+    num_ranks: int = 1,
+    sharded: bool = False,
+) -> TaskProfile:
+    """The plan as the stages use it.
+
+    Args:
+        device: of the first rank.
+        model: of the memory.
+        speed: of one rank's passes.
+        plan: capacity of all ranks.
+        num_ranks, sharded: as in `TaskProfile`.
+    """
     capacity = plan.capacity
-    seconds = speed.step_seconds(capacity.step_tokens, plan.max_pass_tokens)
+    seconds = speed.on_ranks(num_ranks).step_seconds(capacity.step_tokens, plan.max_pass_tokens * num_ranks)
     return TaskProfile(
-        device=str(backbone.device),
+        device=device,
         num_slots=capacity.num_slots,
         seconds_per_step=seconds,
         tokens_per_second=capacity.step_tokens / max(seconds, 1e-9),
@@ -143,6 +158,8 @@ def make_task_profile(backbone: Backbone, model: MemoryModel, speed: PassSpeed, 
         max_pass_tokens=plan.max_pass_tokens,
         rank_rows=capacity.rank_rows,
         step_tokens=capacity.step_tokens,
+        num_ranks=num_ranks,
+        sharded=sharded,
     )
 
 
@@ -155,8 +172,9 @@ def forecast_task(
     *,
     savings: float,
     gate_fraction: float,
+    num_ranks: int = 1,
 ) -> Forecast:
-    """How long a task's training will take."""
+    """How long a task's training will take, at the speed of each of its ranks."""
     works = [
         JobWork(
             size=job_size(job, rows),
@@ -170,8 +188,8 @@ def forecast_task(
     return forecast(
         works,
         plan.capacity,
-        speed,
-        max_pass_tokens=plan.max_pass_tokens,
+        speed.on_ranks(num_ranks),
+        max_pass_tokens=plan.max_pass_tokens * num_ranks,
         validation_tokens=rows.num_validation_tokens,
         savings=savings,
         gate_fraction=gate_fraction,

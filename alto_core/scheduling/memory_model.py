@@ -16,6 +16,8 @@ from typing import Literal
 
 ADAPTER_BYTES = 20
 """Of one adapter parameter in float32: parameter, gradient, two moments, best so far."""
+GATHERED_LAYERS = 3
+"""Of a divided model: one computes, the next has arrived and is copied to its place."""
 SCALE_LIMITS = (0.25, 4.0)
 """A fitted scale outside of this says that the measurements were disturbed; arithmetic is used then."""
 
@@ -46,10 +48,19 @@ class ModelShape:
     """Most bytes of logits that exist at a time."""
     recomputed: Literal["none", "mlp", "layers"] = "none"
     """Parts that run again in backward instead of keeping their activations; they exist in one layer at a time."""
+    layer_parameters: int = 0
+    """Of the parameters, those of decoder layers, which ranks can divide among each other."""
+    num_ranks: int = 1
+    """That the decoder layers are divided over."""
 
     @property
     def backbone_bytes(self) -> int:
-        return self.num_parameters * self.element_bytes
+        """Of what one device holds of the model, and of the layers that it gathers."""
+        if self.num_ranks == 1:
+            return self.num_parameters * self.element_bytes
+        gathered = GATHERED_LAYERS * self.layer_parameters / self.num_layers
+        own = self.num_parameters - self.layer_parameters + self.layer_parameters / self.num_ranks
+        return math.ceil((own + gathered) * self.element_bytes)
 
     @property
     def rank_row_bytes(self) -> int:

@@ -6,6 +6,7 @@ saved in past tasks.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ class PassSpeed:
 
     def evaluation_seconds(self, tokens: float) -> float:
         return self.eval_share * self.seconds_per_token * tokens
+
+    def on_ranks(self, num_ranks: int) -> PassSpeed:
+        """Of as many passes side by side, counted as one."""
+        return dataclasses.replace(self, seconds_per_token=self.seconds_per_token / num_ranks)
 
 
 def fit_speed(measured: Sequence[tuple[float, float]], *, eval_share: float = 1 / 3) -> PassSpeed:

@@ -34,7 +34,8 @@ def run_estimate(file: Path, *, gpu: str | None, as_json: bool) -> None:
             print(dump(estimate_object(estimate)), file=stream)
             return
         console = Console(file=stream, highlight=False)
-        console.print(Text.assemble((f"{file}: ", ""), (f"fits on {estimate.device}", "bold green")), soft_wrap=True)
+        fits = f"fits on {_devices(estimate)}"
+        console.print(Text.assemble((f"{file}: ", ""), (fits, "bold green")), soft_wrap=True)
         for name, value in _facts(estimate):
             console.print(Text.assemble((f"  {name:<16}", "dim"), value), soft_wrap=True)
 
@@ -46,6 +47,8 @@ def estimate_object(estimate: Estimate) -> dict[str, Any]:
         "event": "estimate",
         "device": estimate.device,
         "basis": estimate.basis,
+        "num_gpus": estimate.layout.num_ranks,
+        "sharded": estimate.layout.sharded,
         "num_slots": estimate.num_slots,
         "peak_bytes": estimate.peak_bytes,
         "backbone_bytes": estimate.backbone_bytes,
@@ -58,6 +61,13 @@ def estimate_object(estimate: Estimate) -> dict[str, Any]:
         "seconds": expected and expected.seconds,
         "seconds_without_exit": expected and expected.seconds_without_exit,
     }
+
+
+def _devices(estimate: Estimate) -> str:
+    if estimate.layout.num_ranks == 1:
+        return estimate.device
+    held = "a part of the model" if estimate.layout.sharded else "the whole model"
+    return f"{estimate.layout.num_ranks} x {estimate.device}, each with {held} and its own jobs"
 
 
 def _facts(estimate: Estimate) -> list[tuple[str, str]]:

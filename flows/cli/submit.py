@@ -15,7 +15,7 @@ from alto_core.ownership import UNNAMED
 from alto_core.queue_states import Priority
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings, prepare_environment
-from alto_core.store import Demand, Queue, Store
+from alto_core.store import Demand, Fleet, Queue, Store
 from flows.cli.identity import who
 from flows.cli.output import dump, stdout_for
 
@@ -54,11 +54,14 @@ def _submit(task: TuningTask, *, as_json: bool) -> str:
     with stdout_for(as_json) as stream:
         # here, because it takes torch and transformers; a wrong field is told before that
         from alto_core.cluster.expectation import expected_seconds
+        from alto_core.estimation import gpus_needed
         from alto_core.preparation import create_task, plan_task
 
         plan = plan_task(task)
         store = Store(settings)
-        demand = _demand(task, expected_seconds(task, plan.num_tokens, store))
+        gpu_bytes, most = _largest_host(settings)
+        num_gpus = gpus_needed(plan, gpu_bytes=gpu_bytes, most=most)
+        demand = _demand(task, num_gpus, expected_seconds(task, plan.num_tokens, store))
         task_id = store.new_task_id(task.name)
         create_task(plan, task_id, settings)
         Queue(settings).submit(task_id, demand)
@@ -78,10 +81,20 @@ def _submit(task: TuningTask, *, as_json: bool) -> str:
         return task_id
 
 
-def _demand(task: TuningTask, seconds: float) -> Demand:
+def _largest_host(settings: Settings) -> tuple[int, int]:
+    """Memory of each GPU and their number, of the host with most memory in all; without hosts nothing is known."""
+    fleet = Fleet(settings)
+    try:
+        hosts = [(host.gpu_bytes, len(host.holders)) for host in fleet.hosts() if not host.is_lost]
+    finally:
+        fleet.close()
+    return max(hosts, key=lambda host: host[0] * host[1], default=(2**63, 1))
+
+
+def _demand(task: TuningTask, num_gpus: int, seconds: float) -> Demand:
     cluster = task.cluster
     return Demand(
-        num_gpus=cluster.num_gpus,
+        num_gpus=num_gpus,
         expected_seconds=seconds,
         priority=Priority(cluster.priority),
         deadline=None if cluster.deadline is None else datetime.fromisoformat(cluster.deadline),

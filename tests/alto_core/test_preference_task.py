@@ -13,8 +13,10 @@ from mlflow import MlflowClient
 
 from alto_core.config import TuningTask
 from alto_core.engine.engine import UNTUNED, Engine
+from alto_core.engine.ranks import release_ranks
 from alto_core.preflight import profile_task
 from alto_core.preparation import create_task, plan_task
+from alto_core.profiling import Layout, PackingQuestion
 from alto_core.selection import evaluate_task
 from alto_core.settings import Settings, load_settings
 from alto_core.task_engine import open_engine
@@ -151,6 +153,32 @@ def test_a_start_adapter_is_the_reference(home: Settings, dpo_task: Callable[...
     assert record.measures["train_margin"] == pytest.approx(0.0, abs=1e-4)
     # What the adapter had learned counts against the model without it.
     assert untuned.mean > math.log(2)
+
+
+@pytest.mark.xdist_group("ranks")
+def test_ranks_have_the_reference_that_one_of_them_measured(
+    home: Settings, dpo_task: Callable[..., TuningTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = open_task(dpo_task(), "alone")
+    open_engine(alone, list(alone.jobs), num_slots=1).close()
+    (home.home / "references" / next((home.home / "references").iterdir()).name).unlink()
+    workspace = open_task(dpo_task(cluster={"num_gpus": 2}), "parallel")
+    monkeypatch.setattr(PackingQuestion, "choose_layout", lambda *_, **__: Layout(num_ranks=2, sharded=True))
+    try:
+        profile_task(workspace)
+        jobs = list(workspace.jobs.values())
+        with open_engine(workspace, list(workspace.jobs), num_slots=4) as engine:
+            for job in jobs:
+                engine.admit(job, workspace.budgets[job.job_id])
+            engine.step({job.job_id: workspace.data.train.rows[:4] for job in jobs})
+            records = engine.take_records()
+    finally:
+        release_ranks()
+    assert [record.train_loss for record in records] == pytest.approx([math.log(2)] * 4, abs=1e-5)
+    assert workspace.references is not None and alone.references is not None
+    assert workspace.references.by_row.keys() == alone.references.by_row.keys()
+    for row_id, sums in alone.references.by_row.items():
+        assert workspace.references.by_row[row_id] == pytest.approx(sums, abs=1e-4)
 
 
 def test_a_reference_file_that_is_damaged_is_measured_again(

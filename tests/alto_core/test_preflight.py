@@ -13,10 +13,10 @@ from alto_core.config import TuningTask
 from alto_core.domain import JobState, TaskState
 from alto_core.engine.backbone import load_backbone
 from alto_core.errors import EngineError
-from alto_core.estimation import estimate_task
+from alto_core.estimation import estimate_task, gpus_needed
 from alto_core.preflight import profile_task
 from alto_core.preparation import create_task, plan_task
-from alto_core.profiling import profile_key, shape_of_backbone, shape_of_model
+from alto_core.profiling import Layout, profile_key, shape_of_backbone, shape_of_model
 from alto_core.profiling.gpu_kinds import GPU_KINDS, gpu_kind
 from alto_core.settings import load_settings
 from alto_core.store import JobUpdate
@@ -46,6 +46,14 @@ def test_a_model_is_measured_once_and_its_profile_used_again(
     assert again.seconds_per_step == measured.seconds_per_step
     estimate = estimate_task(plan_task(tiny_task()), load_settings(), None)
     assert estimate.basis == "measured" and estimate.forecast
+
+
+def test_an_estimate_and_the_queue_know_on_how_many_devices_a_task_trains(tiny_task: Callable[..., TuningTask]) -> None:
+    one, two, auto = (plan_task(tiny_task(cluster={"num_gpus": num_gpus})) for num_gpus in (1, 2, "auto"))
+    alone, together = (estimate_task(plan, load_settings(), None) for plan in (one, two))
+    assert (together.layout, together.num_slots) == (Layout(num_ranks=2), alone.num_slots)
+    assert together.adapter_bytes < alone.adapter_bytes, "each device has half of the jobs"
+    assert [gpus_needed(plan, gpu_bytes=2**34, most=8) for plan in (one, two, auto)] == [1, 2, 1]
 
 
 def test_a_model_has_the_same_shape_before_and_after_it_is_loaded(tiny_task: Callable[..., TuningTask]) -> None:

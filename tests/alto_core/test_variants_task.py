@@ -116,6 +116,15 @@ def test_variants_from_profile_to_winner(
     assert all(torch.equal(m.directions_kI, measures[name].directions_kI) for name, m in again.items())
 
 
+def test_jobs_that_are_measured_first_train_on_one_gpu(
+    variants_task: Callable[..., TuningTask],
+) -> None:
+    task = variants_task(jobs=[{}, {"layers": PROBED}])
+    several = task.model_copy(update={"cluster": task.cluster.model_copy(update={"num_gpus": 2})})
+    with pytest.raises(TaskFileError, match=r"cluster\.num_gpus: got 2, expected 1 with jobs such as"):
+        plan_task(several)
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [({"init": "pissa"}, "init"), ({"layers": PROBED}, "layers"), ({"rank_allocation": "sensitivity"}, "rank_alloc")],

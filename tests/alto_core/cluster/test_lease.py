@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from alto_core.cluster.lease import GIVEN_UP_EXIT_CODE, held_gpus
+from alto_core.cluster.lease import GIVEN_UP_EXIT_CODE, held_gpus, outliving_ranks
 from alto_core.cluster.recovery import MAX_FAILURES, recover
 from alto_core.domain import JobState, TaskState
-from alto_core.errors import StoreError
-from alto_core.interruption import TaskStopped
+from alto_core.errors import RankLostError, StoreError
+from alto_core.interruption import RunDied, TaskStopped
 from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import Settings
 from alto_core.store import Fleet, JobUpdate, Queue, QueueEntry, Store
@@ -59,6 +59,27 @@ def hold(settings: Settings, start_process: Start, queue: Queue) -> Callable[...
 
 def free_gpus(settings: Settings) -> list[tuple[str, int]]:
     return [(host.host_id, gpu) for host in Fleet(settings).hosts() for gpu, task in host.holders.items() if not task]
+
+
+def test_a_task_that_lost_a_rank_waits_again_until_that_happened_too_often(
+    settings: Settings, queue: Queue, submit: Submit
+) -> None:
+    submit("wide-1", num_gpus=2)
+    for number in range(1, MAX_FAILURES + 1):
+        attempt = queue.claim("wide-1", "left", [0, 1])
+        assert attempt is not None
+        expected: type[BaseException] = RunDied if number < MAX_FAILURES else RankLostError
+        with (
+            pytest.raises(expected, match="rank 1 of 2 was lost"),
+            held_gpus("wide-1", attempt, settings, {"CUDA_VISIBLE_DEVICES": "0,1"}) as entry,
+            outliving_ranks(entry),
+        ):
+            raise RankLostError("rank 1 of 2 was lost")
+        there = queue.entry("wide-1")
+        assert there.state is (QueueState.WAITING if number < MAX_FAILURES else QueueState.ENDED)
+        assert there.num_failures == min(number, MAX_FAILURES - 1)
+    with pytest.raises(RankLostError), outliving_ranks(None):
+        raise RankLostError("told to who started it")
 
 
 def test_gpus_are_given_back_however_the_run_ends(settings: Settings, queue: Queue, submit: Submit) -> None:
