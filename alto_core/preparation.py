@@ -21,6 +21,7 @@ from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data, save_task_data
 from alto_core.domain import JobBudget, LoraJob
 from alto_core.early_exit.policy import make_policy
+from alto_core.engine.model_files import check_weight_files
 from alto_core.engine.target_modules import check_target_modules, linear_endings
 from alto_core.errors import TaskFileError
 from alto_core.evaluation import check_metric
@@ -85,6 +86,7 @@ def plan_task(task: TuningTask) -> TaskPlan:
         ModelError: the base model is missing, or has no such layer.
     """
     make_policy(task.early_exit.preset, task.early_exit.overrides)
+    check_weight_files(task.model)
     endings = linear_endings(task.model)
     jobs = expand_search_space(task.search_space, endings, task.betas)
     _check_num_gpus(task, jobs)

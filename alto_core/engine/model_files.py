@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from alto_core.config import ModelSection
@@ -38,6 +38,20 @@ def load_config(section: ModelSection) -> Any:
         raise as_model_error(section, error) from error
     _refuse_unsupported(section, config)
     return config
+
+
+def check_weight_files(section: ModelSection) -> None:
+    """Look at the weight files of a model folder without reading the weights; a hub model's are checked by loading.
+
+    Raises:
+        ModelError: one of them is cut or damaged; names the file.
+    """
+    for file in sorted(Path(section.name).glob("*.safetensors")) if Path(section.name).is_dir() else ():
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"model.name: {file}: expected whole safetensors, got {error}. Copy it again.") from None
 
 
 def as_model_error(section: ModelSection, error: BaseException) -> ModelError:

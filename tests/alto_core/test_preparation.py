@@ -1,12 +1,15 @@
-"""A plan keeps the cost of its evaluations within the task's bound, and says so."""
+"""What a plan finds before anything runs: evaluations beyond their bound, weights that are cut."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from alto_core.config import TuningTask
+from alto_core.errors import ModelError
 from alto_core.preparation import create_task, plan_task
 from alto_core.settings import Settings
 from alto_core.store import Store
@@ -33,3 +36,13 @@ def test_evaluations_within_the_bound_stay_as_asked(tiny_task: Callable[..., Tun
     plan = plan_task(asked)
     assert plan.task == asked
     assert plan.interval_note == ""
+
+
+def test_a_model_with_weights_that_are_cut_is_refused_before_any_device_is_taken(
+    tiny_task: Callable[..., TuningTask], tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"model\.safetensors: expected whole safetensors"):
+        plan_task(tiny_task(model={"name": str(folder)}))
