@@ -27,6 +27,7 @@ SHAPES_1B = ((2048, 2048), (2048, 512), (2048, 8192), (8192, 2048))
 SHAPES_8B = ((4096, 4096), (4096, 1024), (4096, 14336), (14336, 4096))
 RANKS = {"16/32/64": (16, 32, 64), "8..128": (8, 16, 24, 48, 64, 96, 128)}
 BARS = {"4x192": 1.40, "32x192": 1.20, "4x768": 1.22, "32x768": 1.15}
+TUNED_WIDTHS = (512, 2048, 4096, 8192, 14336)
 FAST_METHODS = ("base", "bmm", "grouped_mm", "ours")
 L2_BYTES = 120e6
 COLUMNS = (
@@ -64,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--widths", type=int, nargs="+", default=TUNED_WIDTHS, help="to tune; others stay as they are")
     parser.add_argument("--quick", action="store_true", help="a third of the rows")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
@@ -72,7 +74,7 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     if options.tune:
-        tune(options.out / "triton_tuning.json")
+        tune(options.out / "triton_tuning.json", options.widths)
     else:
         measure(options.out, quick=options.quick)
 
@@ -206,18 +208,21 @@ CANDIDATES: dict[str, list[dict[str, int]]] = {
 }  # fmt: skip
 
 
-def tune(file: Path) -> None:
-    """Time every candidate of each kernel on the shapes of the Llama and Qwen families; keep the fastest."""
+def tune(file: Path, widths: Sequence[int]) -> None:
+    """Time every candidate of each kernel at some widths, for one projection; write the table with the fastest."""
     import torch
 
     from benchmarks import lora_methods as lm
     from kernels.triton_expand import expand_
     from kernels.triton_outer import outer_
     from kernels.triton_shrink import shrink
-    from kernels.triton_tuning import Tiles
+    from kernels.triton_tuning import TABLE, Tiles
 
-    table: dict[str, list[dict[str, Any]]] = {kernel: [] for kernel in CANDIDATES}
-    for (jobs, each), width in itertools.product(((4, 192), (32, 192), (32, 768)), (512, 2048, 4096, 8192, 14336)):
+    table: dict[str, list[dict[str, Any]]] = {
+        kernel: [row for row in rows if row.get("projections", 1) > 1 or row["width"] not in widths]
+        for kernel, rows in json.loads(TABLE.read_text(encoding="utf-8")).items()
+    }
+    for (jobs, each), width in itertools.product(((4, 192), (32, 192), (32, 768)), widths):
         tokens = jobs * each
         ranks = tuple(itertools.islice(itertools.cycle(RANKS["16/32/64"]), jobs))
         segments = lm.adapter_segments((each,) * jobs, ranks, (2.0,) * jobs)
