@@ -1,8 +1,9 @@
 """Fuses what stands between the linear layers of a model, layer by layer, with `torch.compile`.
 
 Each decoder layer is compiled as it is. The wrapped linear layers and the attention stay out of it, so what is fused
-are norms, rotary embeddings, activations and residual additions. All layers of a model share the compiled code, and it
-serves every number of tokens: code for one number alone would be made first and be of use to no other pass.
+are norms, rotary embeddings, activations and residual additions. All layers of a model share the compiled code. It is
+made for one number of tokens first and for any number at the second, with and without gradients: four variants or more,
+which is near torch's own limit, above which it leaves a function uncompiled.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from typing import Any
 from alto_core.engine.decoder_layers import decoder_layers
 
 
+MAX_VARIANTS = 32
+"""Of one function, before it runs uncompiled."""
+
+
 def compile_layers(model: Any) -> None:
     """Compile every decoder layer at its next call. Models whose layers are not found run as they are."""
+    import torch._dynamo.config
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for layer in decoder_layers(model):
-        layer.compile(dynamic=True)
+        layer.compile()
 
 
 def uncompile_layers(model: Any) -> None:
