@@ -14,7 +14,6 @@ from typing import Any
 
 from alto_core.engine.decoder_layers import decoder_layers
 
-
 MAX_VARIANTS = 32
 """Of one function, before it runs uncompiled."""
 
