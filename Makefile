@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Byte code of all that was installed, on all cores, where pip uses one. A few packages carry files of other Pythons.
-BYTE_COMPILE = $(BIN)/python -m compileall -qq -j 0 .venv/lib/python3.*/site-packages || true
+BYTE_COMPILE = $(BIN)/python -m compileall -qq -j 0 .venv/lib/python3.*/site-packages 2>/dev/null || true
 
 # LOCKED=1 installs nothing but files whose SHA-256 stands in requirements.lock, which are PyPI's. Without it pip takes the
 # same versions from whatever index it is set up with, a mirror or one with other builds of torch.
