@@ -63,7 +63,7 @@ class Answer:
 
 
 def send(connection: Connection, message: Any) -> None:
-    """As `Connection.send`, but tensors travel as arrays: torch's own way takes shared memory, which containers lack."""
+    """As `Connection.send`, but tensors go as arrays: torch's own way takes shared memory, which containers lack."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
     connection.send_bytes(buffer.getbuffer())
