@@ -199,7 +199,7 @@ class PassRunner:
         has_sides = kind is PassKind.UPDATE and self._optimizer is not None and self._optimizer.has_sides
         key = (kind, bucket(needed.tokens), needed.has_dropout, has_sides, needed.lowest_layer)
         chosen = self._fitting(key, needed)
-        if chosen is None or not self._is_cheaper_than_capture(key, chosen):
+        if chosen != key and (chosen is None or not self._is_cheaper_than_capture(key, chosen)):
             chosen, too_small = key, self._captured[key].inputs.shape if key in self._captured else None
             if too_small is not None:
                 self._forget(key)
@@ -211,7 +211,9 @@ class PassRunner:
         return captured
 
     def _fitting(self, key: _PassKey, needed: PassShape) -> _PassKey | None:
-        """The smallest captured pass of the kind that holds the needed one."""
+        """The smallest captured pass of the kind that holds the needed one: mostly that of its own bucket."""
+        if key in self._captured and self._captured[key].inputs.shape.holds(needed):
+            return key
         fitting = [
             other
             for other, captured in self._captured.items()
