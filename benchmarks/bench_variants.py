@@ -300,6 +300,8 @@ def compare_losses(bench: Bench, task: str, data: TaskData) -> None:
     how = f"batch {o.batch}, {o.steps} steps, {o.seeds} seeds, rates {' '.join(f'{rate:g}' for rate in o.rates)}"
     for name, values in lowest.items():
         bench.note(f"loss.{task}.{name}", values, "nats", how)
+        winners = [min(of_seed, key=lambda job: best[job.job_id]) for of_seed in by_variant[name]]
+        bench.note(f"rate.{task}.{name}", [statistics.median(job.learning_rate for job in winners)], "", how)
         if name != PLAIN:
             ratios = [value / plain for value, plain in zip(values, lowest[PLAIN], strict=True)]
             bench.note(f"ratio.{task}.{name}", ratios, "ratio", how)

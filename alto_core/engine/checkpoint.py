@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from alto_core.domain import LoraJob
@@ -148,7 +150,7 @@ def _tensors(slots: AdapterSlots, buffer_rW: Tensor, layers: Sequence[LinearLaye
 
 def _write_files(snapshot: JobSnapshot, target: Path) -> None:
     for name, tensors in snapshot.tensors.items():
-        contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
+        contiguous = {key: np.ascontiguousarray(tensor.numpy()) for key, tensor in tensors.items()}
         save_file(contiguous, target / f"{name}.safetensors")
     state = {
         "format": FORMAT,
@@ -166,6 +168,7 @@ def _fill(
     slots: AdapterSlots, buffer_rW: Tensor, layers: Sequence[LinearLayer], saved: dict[str, Tensor], path: Path
 ) -> None:
     host_rW = buffer_rW.to("cpu", copy=True)  # the device is sent one large copy, not hundreds of small ones
+    # NumPy copies without waking torch's threads, which on a host of many cores takes far longer than the copy.
     for layer, a_rI, b_rO in slots.by_layer(host_rW, layers):
         for name, target in ((f"{layer.name}.lora_A", a_rI), (f"{layer.name}.lora_B", b_rO)):
             if name not in saved:
@@ -176,7 +179,7 @@ def _fill(
                     f"checkpoint {path}: expected {name!r} as {target.dtype} {tuple(target.shape)}, "
                     f"got {tensor.dtype} {tuple(tensor.shape)}. Restart the job."
                 )
-            target.copy_(tensor)
+            np.copyto(target.numpy(), tensor.numpy())
     buffer_rW.copy_(host_rW)
     if saved:
         raise EngineError(

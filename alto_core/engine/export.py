@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -45,13 +47,16 @@ def export_adapter(active: ActiveJob, slots: AdapterSlots, params_rW: Tensor, ba
     Raises:
         EngineError: the adapter holds a value that is not finite.
     """
-    tensors = {}
+    # One large copy to the host, then NumPy: hundreds of small copies would each wait for the device, or wake torch's
+    # threads, which on a host of many cores takes far longer than the copy.
+    host_rW = params_rW.cpu()
+    arrays = {}
     changes_something = False
-    for layer, a_rI, b_rO in slots.by_layer(params_rW, active.layers):
+    for layer, a_rI, b_rO in slots.by_layer(host_rW, active.layers):
         a_name, b_name = _names(layer)
-        tensors[a_name], tensors[b_name] = a_rI.cpu().contiguous(), b_rO.cpu().T.contiguous()
-        changes_something |= bool(b_rO.any())
-    broken = next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None)
+        arrays[a_name], arrays[b_name] = np.ascontiguousarray(a_rI.numpy()), np.ascontiguousarray(b_rO.numpy().T)
+        changes_something |= bool(arrays[b_name].any())
+    broken = next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
     if broken:
         raise EngineError(
             f"{active.job.job_id}: expected a finite adapter, got NaN or infinity in {broken}. It is not exported."
@@ -59,7 +64,7 @@ def export_adapter(active: ActiveJob, slots: AdapterSlots, params_rW: Tensor, ba
     if not changes_something:
         logger.warning("%s: every lora_B is zero, the exported adapter changes nothing", active.job.job_id)
     with whole_folder(folder) as target:
-        save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
+        save_arrays(arrays, target / WEIGHTS, metadata={"format": "pt"})
         # Some of the layers that the endings match are named one by one.
         targets = active.job.target_modules if active.job.layer_share == 1 else [layer.name for layer in active.layers]
         is_conv1d = any(layer.is_conv1d for layer in active.layers)
@@ -84,7 +89,7 @@ def read_adapter(active: ActiveJob, slots: AdapterSlots, folder: Path) -> float:
                 f"{folder}: expected {name} of shape {tuple(target.shape)}, got {tuple(tensor.shape)}. "
                 "It fits another model."
             )
-        if not tensor.isfinite().all():
+        if not np.isfinite(tensor.numpy()).all():
             raise ModelError(f"{folder}: expected a finite adapter, got NaN or infinity in {name}.")
         target.copy_(tensor)
     return float(config["lora_alpha"]) / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
