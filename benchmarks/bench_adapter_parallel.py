@@ -4,12 +4,13 @@
     python benchmarks/bench_adapter_parallel.py --record FOLDER            # anywhere: takes rows and bars into results/
     python benchmarks/bench_adapter_parallel.py --out FOLDER --shape tiny  # on a CPU, to try it
 
-Random bfloat16 weights of the Qwen2.5-32B shape, made on each device in its own part, LoRA of rank 16 on all seven
-projections, 8 jobs of rows of 256 random tokens whose last 176 are labels, adapter batch size 1, 2, 4 and 8. A step is
-forward, backward, clipping and AdamW. Tokens are useful ones: below the number of ranks FSDP fills its batch up with
-rows that count for nobody. `exposed` is the part of our sharded step that the same step does not take where every rank
-holds all layers and nothing is gathered; on half of the layers, of which that leaves room. `replicated` compares one
-GPU with all of them on the Llama-3.1-8B shape, through the processes and calls that a task uses.
+Random bfloat16 weights of the Qwen2.5-32B shape (--shape 70b: of Llama-3.1-70B), made on each device in its own part,
+LoRA of rank 16 on all seven projections, 8 jobs of rows of 256 random tokens whose last 176 are labels, adapter batch
+size 1, 2, 4 and 8. A step is forward, backward, clipping and AdamW. Tokens are useful ones: below the number of ranks
+FSDP fills its batch up with rows that count for nobody. `exposed` is the part of our sharded step that the same step
+does not take where every rank holds all layers and nothing is gathered; on half of the layers, of which that leaves
+room. `replicated` compares one GPU with all of them on the Llama-3.1-8B shape, through the processes and calls that a
+task uses.
 """
 
 from __future__ import annotations
@@ -32,11 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 LORA_RANK = 16
 NUM_JOBS, BATCHES, LENGTH, LABELS = 8, (1, 2, 4, 8), 256, 176
-PARTS = ("ours", "fsdp", "replicated", "exposed", "pipeline", "compiled")
+PARTS = ("ours", "fsdp", "tensor", "replicated", "exposed", "pipeline", "compiled")
 COLUMNS = ("row", "shape", "ranks", "method", "batch", "ms", "tokens_per_second", "peak_gib")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-MAX_PASS_TOKENS = 4096
-"""Of ours; the activations of more do not fit beside half of a 32B model."""
 REPEATS = {"cuda": 5, "cpu": 1}
 
 
@@ -47,6 +46,8 @@ class Plan:
     shape: str
     device_type: str
     num_ranks: int
+    pass_tokens: int
+    """Of a pass of ours: the activations of all layers lie beside the rank's part of the model."""
     parts: tuple[str, ...]
     out: Path
     meeting: Path
@@ -57,17 +58,23 @@ class Plan:
 
 def model_config(shape: str, layers: float = 1.0) -> Any:
     """Of the sharded comparison, or of a share of its layers; `tiny` for a CPU."""
-    from transformers import Qwen2Config
+    from transformers import LlamaConfig, Qwen2Config
 
-    if shape == "tiny":
-        return Qwen2Config(
-            vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=round(4 * layers),
-            num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=1024,
-        )  # fmt: skip
-    return Qwen2Config(
-        vocab_size=152064, hidden_size=5120, intermediate_size=27648, num_hidden_layers=round(64 * layers),
-        num_attention_heads=40, num_key_value_heads=8, tie_word_embeddings=False, max_position_embeddings=32768,
-    )  # fmt: skip
+    make, vocabulary, hidden, intermediate, depth, heads, kv_heads = {
+        "tiny": (Qwen2Config, 512, 64, 128, 4, 8, 4),
+        "32b": (Qwen2Config, 152064, 5120, 27648, 64, 40, 8),
+        "70b": (LlamaConfig, 128256, 8192, 28672, 80, 64, 8),
+    }[shape]
+    return make(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=round(depth * layers),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        tie_word_embeddings=False,
+        max_position_embeddings=8192,
+    )
 
 
 def build(
@@ -80,13 +87,12 @@ def build(
     """
     import torch
     from torch.distributed.tensor import DTensor
-    from transformers import Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     config = model_config(plan.shape, layers)
-    config._attn_implementation = attention
     torch.set_default_dtype(torch.bfloat16 if plan.device_type == "cuda" else torch.float32)
     with torch.device("meta"):
-        model = Qwen2ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     torch.set_default_dtype(torch.float32)
     model.eval().requires_grad_(False)
     prepared = prepare(model)
@@ -229,7 +235,7 @@ class Bench:
                 target_modules=TARGETS,
                 num_slots=max(1, len(jobs)),
                 rank_rows=max(1, len(jobs)) * LORA_RANK,
-                max_pass_tokens=MAX_PASS_TOKENS,
+                max_pass_tokens=self.plan.pass_tokens,
                 max_row_tokens=LENGTH,
                 cuda_graph=False,
             ) as engine:
@@ -265,6 +271,19 @@ class Bench:
                 known[rows] = timed(step, self.device)
             seconds, peak = known[rows]
             self.note("FSDP, compiled" if compiled else "FSDP", batch, NUM_JOBS * seconds, peak)
+
+    def tensor(self) -> None:
+        """One adapter after the other, every layer cut over all ranks."""
+        from benchmarks import tp_baseline
+
+        self.fresh()
+        model, _ = build(self.plan, self.device, "sdpa", tp_baseline.cut)
+        for batch in BATCHES:
+            if self.is_late():
+                break
+            step = tp_baseline.tensor_parallel_step(model, batch, LENGTH, LABELS, self.device)
+            seconds, peak = timed(step, self.device)
+            self.note("tensor parallel", batch, NUM_JOBS * seconds, peak)
 
     def pipeline(self) -> None:
         """Every rank has some of the layers; the jobs' batches follow each other through them."""
@@ -305,6 +324,7 @@ def run_rank(rank: int, plan: Plan, part: str) -> None:
     parts: dict[str, Callable[[], None]] = {
         "ours": bench.ours,
         "fsdp": bench.fsdp,
+        "tensor": bench.tensor,
         "exposed": bench.exposed,
         "pipeline": bench.pipeline,
         "compiled": lambda: bench.fsdp(compiled=True),
@@ -403,8 +423,9 @@ def save(plan: Plan, method: str, batch: int, tokens: int, seconds: float, peak:
         writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows.values())
-    content = {**environment(), "bars": bars([dict(known) for known in rows.values()], plan.num_ranks)}
-    content["command"] = f"python benchmarks/bench_adapter_parallel.py --gpus {plan.num_ranks} --out FOLDER"
+    content = {**environment(), "bars": bars([dict(known) for known in rows.values()], plan.shape, plan.num_ranks)}
+    options = f"--shape {plan.shape} --gpus {plan.num_ranks} --pass-tokens {plan.pass_tokens}"
+    content["command"] = f"python benchmarks/bench_adapter_parallel.py {options} --out FOLDER"
     (plan.out / "adapter_parallel.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     print(
         f"{method:24s} b{batch}  {1000 * seconds:10.1f} ms  {tokens / seconds:10.0f} tokens/s  {peak:6.1f} GiB",
@@ -412,29 +433,30 @@ def save(plan: Plan, method: str, batch: int, tokens: int, seconds: float, peak:
     )
 
 
-def bars(rows: Sequence[dict[str, Any]], num_ranks: int) -> dict[str, float]:
-    """Ratios of what has been measured so far."""
-    speed = {(row["method"], int(row["batch"])): float(row["tokens_per_second"]) for row in rows}
+def bars(rows: Sequence[dict[str, Any]], shape: str, num_ranks: int) -> dict[str, float]:
+    """Ratios of what has been measured of a shape on so many ranks."""
+    prefix = {("32b", 2): "ap", ("70b", 4): "ap4"}.get((shape, num_ranks), f"ap_{shape}_{num_ranks}")
+    speed = {
+        (row["method"], int(row["batch"])): float(row["tokens_per_second"])
+        for row in rows
+        if (row["shape"], int(row["ranks"])) == (shape, num_ranks)
+    }
     found: dict[str, float] = {}
     exposed = []
+    others = {"fsdp": "FSDP", "fsdp_fast": "FSDP, compiled", "tensor": "tensor parallel", "pipeline": "pipeline"}
     for batch in BATCHES:
         ours = speed.get(("ours", batch))
-        if ours is None:
-            continue
-        for name, method in (("ap.over_fsdp_", "FSDP"), ("ap.over_fsdp_fast_", "FSDP, compiled")):
-            if (method, batch) in speed:
-                found[f"{name}b{batch}"] = ours / speed[method, batch]
-        if ("pipeline", batch) in speed:
-            found[f"ap.over_pipeline_b{batch}"] = ours / speed["pipeline", batch]
-    for batch in BATCHES:
+        for name, method in others.items():
+            if ours and (method, batch) in speed:
+                found[f"{prefix}.over_{name}_b{batch}"] = ours / speed[method, batch]
         gathered, whole = (speed.get((f"ours, half of the layers{how}", batch)) for how in ("", ", whole"))
         if gathered and whole:
             exposed.append(max(0.0, 1 - gathered / whole))
     if exposed:
-        found["ap.exposed_gather_share"] = max(exposed)
+        found[f"{prefix}.exposed_gather_share"] = max(exposed)
     one, many = speed.get(("replicated, 1 ranks", 1)), speed.get((f"replicated, {num_ranks} ranks", 1))
     if one and many:
-        found["ap.replicated_scaling"] = many / one
+        found[f"{prefix}.replicated_scaling"] = many / one
     return found
 
 
@@ -456,7 +478,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--shape", choices=("32b", "tiny"), default="32b")
+    parser.add_argument("--shape", choices=("32b", "70b", "tiny"), default="32b")
+    parser.add_argument("--pass-tokens", type=int, default=4096, help="of a pass of ours")
     parser.add_argument("--seconds", type=float, default=420.0, help="begin nothing more after so long")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--record", type=Path)
@@ -473,6 +496,7 @@ def main() -> None:
                 shape=options.shape,
                 device_type="cpu" if options.shape == "tiny" else "cuda",
                 num_ranks=options.gpus,
+                pass_tokens=options.pass_tokens,
                 parts=tuple(options.parts),
                 out=options.out,
                 meeting=Path(folder),
