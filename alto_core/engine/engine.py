@@ -25,7 +25,7 @@ from alto_core.engine.initialization import AdapterStarts
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting, attach, detach
 from alto_core.engine.objective import Objective, TokenObjective
-from alto_core.engine.passes import PassRunner
+from alto_core.engine.passes import CaptureTime, PassRunner
 from alto_core.engine.regional_compile import compile_layers, uncompile_layers
 from alto_core.engine.sampling import Sampling
 from alto_core.engine.slots import AdapterSlots
@@ -290,6 +290,12 @@ class Engine:
         Waits for the device. A loss or gradient that is not finite left its job's adapter alone.
         """
         return self._stepper.take_records()
+
+    def take_capture_times(self) -> tuple[CaptureTime, ...]:
+        """What each capture since the last call took, in their order; none where nothing is captured."""
+        times = tuple(self._runner.capture_times)
+        self._runner.capture_times.clear()
+        return times
 
     def evaluate(self, job_ids: Sequence[str], rows: Sequence[TokenRow], *, max_tokens: int) -> dict[str, RowLosses]:
         """Losses of all rows under each job's current adapter; `UNTUNED` is the base model alone.

@@ -1,19 +1,17 @@
 """One forward pass over the rows of many jobs, with or without gradients and update: as it comes, or from a CUDA graph.
 
-On CUDA with Triton kernels and flash attention passes are captured by bucket of token counts and replayed from then
-on. Jobs that come and go, other ranks, learning rates and batch sizes change the content of its inputs alone. A capture
-takes a second or two, so a pass is filled up to a larger captured one until that has cost about as much as a capture.
+On CUDA with Triton kernels and flash attention passes are captured as `capture_choice` says and replayed from then on.
+Jobs that come and go, other ranks, learning rates and batch sizes change the content of their inputs alone.
 
 Shape suffixes: P labels, Q measured quantities, J slots, U units of a loss.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,36 +19,19 @@ from torch import Tensor
 
 from alto_core.data.packing import PackedBatch, pack_rows
 from alto_core.engine.backbone import Backbone
+from alto_core.engine.capture_choice import CaptureChoice, PassKey, PassKind
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting
 from alto_core.engine.losses import pass_losses
 from alto_core.engine.objective import LabelFields, Objective
 from alto_core.engine.packed_attention import PackedRows, RaggedRows
 from alto_core.engine.pass_inputs import PassInputs, PassShape, shape_of
+from alto_core.engine.regional_compile import compile_time
 from kernels.segments import SegmentSpec, make_segments
 from kernels.side_streams import UnfinishedGradients
 
-MAX_GRAPHS = 24
-"""Captured passes that are kept; the one that was used longest ago goes first."""
-CAPTURE_FLOPS = 4e14
-"""What a GPU could have computed while a pass is captured: some 1.5 seconds of training."""
 UNFINISHED_TOKENS = 1024
 """Up to here gradients of adapters may run on beside the layers that follow; it keeps all layers' inputs in memory."""
-FREE_SEGMENTS = 64
-"""Up to so many a pass has room for a segment of every slot."""
-ROW_STEP = 64
-"""Longest rows of captured passes are a multiple of this."""
-
-
-class PassKind(enum.Enum):
-    """What a pass does."""
-
-    LOSSES = "losses"
-    """Forward alone."""
-    GRADIENTS = "gradients"
-    """Forward and backward; gradients are added to what is there."""
-    UPDATE = "update"
-    """Forward, backward and the update; gradients replace what is there. Needs the joint optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,6 +44,19 @@ class PassWork:
     fields: LabelFields
     lowest_layer: int = 0
     """No adapter of the pass has a linear layer before this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureTime:
+    """What one capture took."""
+
+    kind: PassKind
+    tokens: int
+    """Of the captured pass."""
+    seconds: float
+    """With the run before it, in which whatever is missing is compiled."""
+    compile_seconds: float
+    """Of these in `torch.compile`."""
 
 
 class PassRunner:
@@ -94,7 +88,7 @@ class PassRunner:
         capture: bool,
     ):
         self._backbone, self._routing, self._optimizer, self.objective = backbone, routing, optimizer, objective
-        self._max_lora_rank, self._longest_row = max_lora_rank, max_row_tokens
+        self._max_lora_rank = max_lora_rank
         self._on_kernels, self.captures = on_kernels, capture
         num_quantities = 1 + len(objective.measures)
         self.measured_QJ = torch.zeros(num_quantities, num_slots, dtype=torch.float32, device=backbone.device)
@@ -103,13 +97,15 @@ class PassRunner:
         self.norms_J = torch.zeros_like(self.losses_J)
         """Norms of the gradients of the last update, by slot."""
         self._slot_numbers_J1 = torch.arange(num_slots, device=backbone.device)[:, None]
-        self._num_slots = num_slots
-        self._captured: dict[_PassKey, _CapturedPass] = {}
-        num_parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
-        self._capture_tokens = CAPTURE_FLOPS / (4 * num_parameters)
-        """As many tokens are trained in the time of a capture."""
-        self._filled: dict[_PassKey, int] = {}
-        """Tokens that filled passes of a bucket up to those of a larger captured one."""
+        self._choice = CaptureChoice(
+            num_parameters=sum(parameter.numel() for parameter in backbone.model.parameters()),
+            num_slots=num_slots,
+            max_lora_rank=max_lora_rank,
+            max_row_tokens=max_row_tokens,
+        )
+        self._captured: dict[PassKey, _CapturedPass] = {}
+        self.capture_times: list[CaptureTime] = []
+        """Of all captures so far; who reads them may empty the list."""
         self._pool = torch.cuda.graph_pool_handle() if capture else None
 
     @property
@@ -150,9 +146,9 @@ class PassRunner:
         """Give the captured passes' memory back. The next pass is captured anew."""
         for key in tuple(self._captured):
             self._forget(key)
-        self._filled.clear()
+        self._choice.clear()
 
-    def _forget(self, key: _PassKey) -> None:
+    def _forget(self, key: PassKey) -> None:
         self._captured.pop(key).graph.reset()
         if not self._captured:
             # The allocator takes no graph into a pool whose graphs have all gone.
@@ -197,66 +193,27 @@ class PassRunner:
 
     def _captured_pass(self, kind: PassKind, needed: PassShape) -> _CapturedPass:
         has_sides = kind is PassKind.UPDATE and self._optimizer is not None and self._optimizer.has_sides
-        key = (kind, bucket(needed.tokens), needed.has_dropout, has_sides, needed.lowest_layer)
-        chosen = self._fitting(key, needed)
-        if chosen != key and (chosen is None or not self._is_cheaper_than_capture(key, chosen)):
-            chosen, too_small = key, self._captured[key].inputs.shape if key in self._captured else None
-            if too_small is not None:
-                self._forget(key)
-            if len(self._captured) >= MAX_GRAPHS:
-                self._forget(next(iter(self._captured)))
-            self._captured[key] = self._capture(kind, self._roomy(needed, too_small))
-        captured = self._captured.pop(chosen)
-        self._captured[chosen] = captured  # last in the order of use
+        choice = self._choice.choose(kind, needed, has_sides=has_sides)
+        for key in choice.forgotten:
+            self._forget(key)
+        if choice.must_capture:
+            try:
+                self._captured[choice.key] = self._timed_capture(kind, choice.shape)
+            except BaseException:
+                self._choice.forget(choice.key)
+                raise
+        return self._captured[choice.key]
+
+    def _timed_capture(self, kind: PassKind, shape: PassShape) -> _CapturedPass:
+        torch.cuda.synchronize(self._backbone.device)  # what was enqueued before is none of its time
+        started = time.perf_counter()
+        with compile_time() as compiling:
+            captured = self._capture(kind, shape)
+        seconds = time.perf_counter() - started
+        self.capture_times.append(
+            CaptureTime(kind=kind, tokens=shape.tokens, seconds=seconds, compile_seconds=compiling[0])
+        )
         return captured
-
-    def _fitting(self, key: _PassKey, needed: PassShape) -> _PassKey | None:
-        """The smallest captured pass of the kind that holds the needed one: mostly that of its own bucket."""
-        if key in self._captured and self._captured[key].inputs.shape.holds(needed):
-            return key
-        fitting = [
-            other
-            for other, captured in self._captured.items()
-            if (other[0], other[2:]) == (key[0], key[2:]) and captured.inputs.shape.holds(needed)
-        ]
-        return min(fitting, key=lambda other: other[1], default=None)
-
-    def _is_cheaper_than_capture(self, key: _PassKey, chosen: _PassKey) -> bool:
-        """Whether all that was filled up for want of a pass of this bucket costs less than to capture one.
-
-        A rule over token counts, not over measured times: the same task makes the same choices again.
-        """
-        self._filled[key] = self._filled.get(key, 0) + chosen[1] - key[1]
-        return self._filled[key] <= self._capture_tokens
-
-    def _roomy(self, needed: PassShape, earlier: PassShape | None) -> PassShape:
-        """A shape that holds this pass, whatever the earlier one held, and passes that are a little larger."""
-        tokens = bucket(needed.tokens)
-        self._longest_row = max(self._longest_row, needed.longest_row)
-        longest = -(-self._longest_row // ROW_STEP) * ROW_STEP
-        labels, rows = bucket(needed.labels), needed.rows + needed.rows // 8 + -(-tokens // longest)
-        # Empty segments cost nothing: room for all jobs that may ever come.
-        segments = max(
-            1 << (needed.segments - 1).bit_length(), min(1 << (self._num_slots - 1).bit_length(), FREE_SEGMENTS)
-        )
-        shared, pairs = (bucket(count) if count else 0 for count in (needed.shared_tokens, needed.pairs))
-        if earlier is not None:  # it was too small: a little more than what is needed now
-            labels, rows = bucket(needed.labels + needed.labels // 8), rows + needed.rows // 8
-            labels, rows = max(labels, earlier.labels), max(rows, earlier.rows)
-            segments = max(segments, earlier.segments)
-            shared, pairs = max(shared, earlier.shared_tokens), max(pairs, earlier.pairs)
-        return PassShape(
-            tokens=tokens,
-            labels=min(labels, tokens),
-            rows=rows,
-            segments=segments,
-            longest_row=longest,
-            lora_rank=self._max_lora_rank,
-            has_dropout=needed.has_dropout,
-            shared_tokens=shared,
-            pairs=pairs,
-            lowest_layer=needed.lowest_layer,
-        )
 
     def _capture(self, kind: PassKind, shape: PassShape) -> _CapturedPass:
         inputs = PassInputs(shape, self._backbone.device)
@@ -280,11 +237,6 @@ class PassRunner:
         return _CapturedPass(inputs=inputs, graph=graph, losses_P=losses_P)
 
 
-_PassKey: TypeAlias = tuple[PassKind, int, bool, bool, int]
-"""Kind, bucket of token counts, whether there is dropout, whether A and B have learning rates of their own, and the
-lowest layer with adapters."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _CapturedPass:
     inputs: PassInputs
@@ -297,12 +249,6 @@ class _CapturedPass:
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all captures of a device: libraries keep a workspace of some 32 MiB for every stream that they see."""
     return torch.cuda.Stream(device)
-
-
-def bucket(count: int) -> int:
-    """The count rounded up: to multiples of 64 up to 1024, then in eight steps to each octave."""
-    step = max(64, 1 << max(0, count.bit_length() - 4))
-    return max(step, -(-count // step) * step)
 
 
 def _load(inputs: PassInputs, work: PassWork) -> None:

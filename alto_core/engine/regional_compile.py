@@ -8,6 +8,7 @@ which is near torch's own limit, above which it leaves a function uncompiled.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,3 +44,25 @@ def uncompiled(model: Any) -> Iterator[None]:
     finally:
         for layer, implementation in compiled:
             layer._compiled_call_impl = implementation
+
+
+@contextmanager
+def compile_time() -> Iterator[list[float]]:
+    """Yields a list whose one entry, after the block, is the seconds of it that `torch.compile` took."""
+    from torch._dynamo.callback import callback_handler
+
+    seconds, began = [0.0], [0.0]
+
+    def start(*_: object) -> None:
+        began[0] = time.perf_counter()
+
+    def end(*_: object) -> None:
+        seconds[0] += time.perf_counter() - began[0]
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield seconds
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)

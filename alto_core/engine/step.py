@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,14 +27,16 @@ from alto_core.data.packing import pack_rows, packed_tokens
 from alto_core.data.rows import TokenRow
 from alto_core.domain import StepRecord
 from alto_core.engine.active_job import ActiveJob
+from alto_core.engine.capture_choice import PassKind
 from alto_core.engine.joint_adamw import JointAdamW, Update
 from alto_core.engine.objective import JobPart
 from alto_core.engine.optimizer import adamw_update, gradient_norm, learning_rate
-from alto_core.engine.passes import PassKind, PassRunner, PassWork
+from alto_core.engine.passes import PassRunner, PassWork
 
 MAX_PENDING = 512
 """Steps whose losses may wait on the device."""
 
+Row = TypeVar("Row")
 _Part = tuple[int, Sequence[TokenRow]]
 """Number of the job in the step, and its rows of one micro step."""
 
@@ -145,7 +148,8 @@ class JointStepper:
         self._pending.clear()
 
     def _passes(self, jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) -> Iterator[PassWork]:
-        for micro_step, all_parts in enumerate(_micro_steps(jobs, rows)):
+        batch_sizes = [active.job.adapter_batch_size for active in jobs]
+        for micro_step, all_parts in enumerate(micro_steps(batch_sizes, rows)):
             sizes = [self._num_tokens(rows_of_part) for _, rows_of_part in all_parts]
             for together in even_passes(sizes, self.max_pass_tokens):
                 parts = [all_parts[i] for i in together]
@@ -179,6 +183,24 @@ class JointStepper:
             fields=self._runner.objective.fields(batch, shares),
             lowest_layer=min(active.lowest_layer for active in taking_part),
         )
+
+
+def micro_steps(batch_sizes: Sequence[int], rows: Sequence[Sequence[Row]]) -> Iterator[list[tuple[int, Sequence[Row]]]]:
+    """The k-th micro batch of every job that has one, for each k.
+
+    Args:
+        batch_sizes: rows of each job's micro batch.
+        rows: of each job's update.
+
+    Yields:
+        The number of each job that has one, with its rows.
+    """
+    cut = [
+        [job_rows[start : start + size] for start in range(0, len(job_rows), size)]
+        for size, job_rows in zip(batch_sizes, rows, strict=True)
+    ]
+    for parts in itertools.zip_longest(*cut, fillvalue=()):
+        yield [(number, part) for number, part in enumerate(parts) if part]
 
 
 def even_passes(sizes: Sequence[int], max_tokens: int) -> Iterator[range]:
@@ -217,14 +239,3 @@ def _next_update(active: ActiveJob) -> Update:
     assert active.budget is not None, "an adapter loaded for inference is not trained"
     step = active.step + 1
     return Update(active=active, step=step, learning_rate=learning_rate(active.job, active.budget, step))
-
-
-def _micro_steps(jobs: Sequence[ActiveJob], rows: Sequence[Sequence[TokenRow]]) -> Iterator[list[_Part]]:
-    """The k-th micro batch of every job that has one, for each k."""
-    cut = [_cut(job_rows, active.job.adapter_batch_size) for active, job_rows in zip(jobs, rows, strict=True)]
-    for parts in itertools.zip_longest(*cut, fillvalue=()):
-        yield [(number, part) for number, part in enumerate(parts) if part]
-
-
-def _cut(rows: Sequence[TokenRow], size: int) -> list[Sequence[TokenRow]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from alto_core.data.packing import PackedBatch, pack_rows, packed_tokens
 from alto_core.data.rows import TokenRow
 from alto_core.engine.active_job import ActiveJob
+from alto_core.engine.capture_choice import PassKind
 from alto_core.engine.losses import sums_by_row
 from alto_core.engine.objective import LabelFields
 from alto_core.engine.pass_inputs import NOBODY
-from alto_core.engine.passes import PassKind, PassRunner, PassWork
+from alto_core.engine.passes import PassRunner, PassWork
 from kernels.segments import SegmentSpec
 
-_Item = tuple[int, int]
+Item = tuple[int, int]
 """Number of the adapter, number of the row."""
 
 
@@ -42,9 +43,9 @@ def side_losses(
         Sums of token losses [adapters, rows, 2], in the order of `rows`; 0 for a side that a row does not have, and
         for a row without labels.
     """
-    done: list[tuple[list[_Item], PackedBatch]] = []
+    done: list[tuple[list[Item], PackedBatch]] = []
     losses = []
-    for items in _passes(len(adapters), rows, max_tokens, share_prompts=runner.share_prompts):
+    for items in evaluation_passes(len(adapters), rows, max_tokens, share_prompts=runner.share_prompts):
         work = _work(adapters, rows, items, share_prompts=runner.share_prompts)
         losses.append(runner.run(PassKind.LOSSES, work).clone())
         done.append((items, work.batch))
@@ -60,12 +61,19 @@ def side_losses(
     return sums
 
 
-def _passes(
+def evaluation_passes(
     num_adapters: int, rows: Sequence[TokenRow], max_tokens: int, *, share_prompts: bool
-) -> Iterator[list[_Item]]:
-    """Adapter by adapter, rows of like length together, so that attention pads little."""
+) -> Iterator[list[Item]]:
+    """Items of each pass: adapter by adapter, rows of like length together, so that attention pads little.
+
+    Args:
+        num_adapters: that are evaluated side by side.
+        rows: those without labels are left out.
+        max_tokens: of one forward pass; a longer row gets a pass of its own.
+        share_prompts: as in `packed_tokens`.
+    """
     by_length = sorted((i for i, row in enumerate(rows) if row.num_labels), key=lambda i: len(rows[i].token_ids))
-    items: list[_Item] = []
+    items: list[Item] = []
     tokens = 0
     for adapter_number, row_number in itertools.product(range(num_adapters), by_length):
         length = packed_tokens(rows[row_number], share_prompts=share_prompts)
@@ -79,7 +87,7 @@ def _passes(
 
 
 def _work(
-    adapters: Sequence[ActiveJob | None], rows: Sequence[TokenRow], items: Sequence[_Item], *, share_prompts: bool
+    adapters: Sequence[ActiveJob | None], rows: Sequence[TokenRow], items: Sequence[Item], *, share_prompts: bool
 ) -> PassWork:
     groups = [
         (adapters[number], [rows[i] for _, i in part])

@@ -15,8 +15,9 @@ import torch
 from alto_core.config import TuningTask
 from alto_core.domain import Boundary
 from alto_core.engine.backbone import load_backbone
+from alto_core.engine.capture_choice import PassKind
 from alto_core.engine.engine import Engine
-from alto_core.engine.passes import PassKind, PassRunner, PassWork
+from alto_core.engine.passes import PassRunner, PassWork
 from alto_core.executor import Executor, JobRun
 from alto_core.preparation import TaskPlan, plan_task
 from alto_core.profiling import leaked_memory

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from alto_core.engine.passes import PassKind, PassRunner, PassWork
+from alto_core.engine.capture_choice import PassKind
+from alto_core.engine.passes import PassRunner, PassWork
 
 
 def refuse_large_passes(_backbone: object) -> None:

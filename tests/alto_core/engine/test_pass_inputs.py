@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alto_core.data.packing import pack_rows
+from alto_core.engine.capture_choice import bucket
 from alto_core.engine.pass_inputs import NOBODY, PassInputs, PassShape, shape_of
-from alto_core.engine.passes import bucket
 from kernels.segments import SegmentSpec
 
 SHAPE = PassShape(tokens=64, labels=40, rows=9, segments=4, longest_row=16, lora_rank=8, has_dropout=False)

@@ -16,9 +16,10 @@ from torch.nn import functional
 from torch.nn.attention import varlen
 
 from alto_core.engine import passes
+from alto_core.engine.capture_choice import PassKind
 from alto_core.engine.packed_attention import shares_prompts
 from alto_core.engine.pass_inputs import PassInputs, shape_of
-from alto_core.engine.passes import PassKind, PassRunner, PassWork
+from alto_core.engine.passes import PassRunner, PassWork
 from alto_core.engine.shared_prompts import ABSENT, SharedKeys, key_places
 from kernels.segments import SegmentSpec
 
