@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from alto_core.device import pick_device, pick_devices
+from alto_core.early_exit.policy import make_policy
 from alto_core.preparation import TaskPlan
 from alto_core.profiling import (
     Layout,
     PackingQuestion,
-    TaskRows,
+    TaskAhead,
     forecast_task,
     memory_budget,
     profile_key,
@@ -21,7 +22,7 @@ from alto_core.profiling import (
 from alto_core.profiling.gpu_kinds import CONTEXT_BYTES, GpuKind
 from alto_core.profiling.task_profile import SAFETY_SHARE
 from alto_core.scheduling.memory_model import MemoryModel
-from alto_core.scheduling.prediction import Forecast, PassSpeed, expected_savings
+from alto_core.scheduling.prediction import Forecast, PassSpeed, SideCosts, expected_savings
 from alto_core.settings import Settings
 from alto_core.store import Store
 
@@ -68,7 +69,7 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
         EngineError: not even the smallest job fits; the text shows the arithmetic and what would make it fit.
         TaskFileError: `ALTO_DEVICE` names a device that is not here.
     """
-    task, store, rows = plan.task, Store(settings), TaskRows.of(plan.data)
+    task, store = plan.task, Store(settings)
     name = gpu.name if gpu else pick_device(settings.device)
     on_gpu = name != "cpu"
     shape = shape_of_model(
@@ -77,7 +78,7 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
         on_gpu=on_gpu,
         recomputed=task.activation_checkpointing,
     )
-    model, speed, basis = MemoryModel(shape=shape), None, "arithmetic"
+    model, speed, costs, basis = MemoryModel(shape=shape), None, SideCosts(), "arithmetic"
     asked = None if task.cluster.num_gpus == "auto" else task.cluster.num_gpus
     if gpu:
         available, budget, speed = asked or MAX_GPUS, SAFETY_SHARE["cuda"] * gpu.free_bytes, gpu.speed(shape)
@@ -90,21 +91,25 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
         held = layout.shape(shape)
         known = store.model_profile(profile_key(task.model, held, torch.device(name), cuda_graph=settings.cuda_graph))
         if known:
-            model, speed, basis = dataclasses.replace(model, fit=known.memory), known.speed, "measured"
+            model, basis = dataclasses.replace(model, fit=known.memory), "measured"
+            speed, costs = known.speed, known.costs
     packing = question.plan(model, layout)
+    preset, gate_fraction = task.early_exit.preset, task.budget.gate_warmup_fraction
+    gates = (gate_fraction, *make_policy(preset, task.early_exit.overrides).rungs(gate_fraction))
 
     def forecast_at(known_speed: PassSpeed) -> Forecast:
-        preset = task.early_exit.preset
-        return forecast_task(
-            plan.jobs,
-            plan.budgets,
-            rows,
-            packing,
-            known_speed,
-            savings=expected_savings(preset, store.past_savings(preset)),
-            gate_fraction=task.budget.gate_warmup_fraction,
+        ahead = TaskAhead(
+            data=plan.data,
+            data_seed=task.data.seed,
+            jobs=plan.jobs,
+            budgets=plan.budgets,
+            plan=packing,
+            shape=shape,
+            gates=gates,
             num_ranks=layout.num_ranks,
         )
+        savings = expected_savings(preset, store.past_savings(preset))
+        return forecast_task(ahead, known_speed, costs, savings=savings, gate_fraction=gate_fraction)
 
     adapter_bytes = model.slot_bytes(packing.capacity.rank_rows // layout.num_ranks)
     backbone_bytes = layout.shape(shape).backbone_bytes

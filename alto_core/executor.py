@@ -168,7 +168,6 @@ class Executor:
                     self._save_leaving(left.run)
                     self._leave(left, waiting, active)
                 self._backfill(waiting, active, None)
-                started = time.monotonic()
             for job_id, reached in [(j, a) for j, a in active.items() if a.step >= a.run.target_step]:
                 self._save_leaving(reached.run)
                 del active[job_id]
@@ -178,6 +177,8 @@ class Executor:
                 self._cut(waiting, active)
             if stop is not None:
                 raise TaskStopped(stop)
+            if is_boundary:
+                started = time.monotonic()
         self._cut(waiting, active)
 
     def _save_leaving(self, run: JobRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from alto_core.outcomes import TaskProfile
 from alto_core.profiling import (
     Layout,
     PackingQuestion,
+    TaskAhead,
     forecast_task,
     make_task_profile,
     measure_grid,
@@ -36,7 +38,9 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         EngineError: not even the smallest job fits; the text shows the arithmetic.
     """
     task, store, jobs, devices = workspace.task, workspace.store, list(workspace.jobs.values()), workspace.devices
+    started = time.perf_counter()
     device, shape = torch.device(devices[0]), _shape(workspace)
+    load_seconds = time.perf_counter() - started
     free_bytes = memory_budget(device, shape.backbone_bytes if len(devices) == 1 else 0)
     question = PackingQuestion.of(
         workspace.data,
@@ -50,21 +54,35 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         asked = None if task.cluster.num_gpus == "auto" else task.cluster.num_gpus
         layout = question.choose_layout(model, asked=asked, available=len(devices))
     by_arithmetic = question.plan(model, layout)
-    known = _measured(workspace, layout, shape, by_arithmetic.too_large, by_arithmetic.max_pass_tokens)
+    key = profile_key(task.model, layout.shape(shape), device, cuda_graph=workspace.settings.cuda_graph)
+    known = store.model_profile(key)
+    is_new = known is None
+    if known is None:
+        known = _measure(workspace, layout, shape, by_arithmetic.too_large, by_arithmetic.max_pass_tokens)
+        known = dataclasses.replace(known, costs=dataclasses.replace(known.costs, load_seconds=load_seconds))
+        store.save_model_profile(key, known)
     model = dataclasses.replace(model, fit=known.memory)
     plan = question.plan(model, layout)
     measured = make_task_profile(
         str(device), model, known.speed, plan, num_ranks=layout.num_ranks, sharded=layout.sharded
     )
-    expected = forecast_task(
-        jobs,
-        workspace.budgets,
-        question.rows,
-        plan,
-        known.speed,
-        savings=expected_savings(task.early_exit.preset, store.past_savings(task.early_exit.preset)),
-        gate_fraction=task.budget.gate_warmup_fraction,
+    gate_fraction = task.budget.gate_warmup_fraction
+    ahead = TaskAhead(
+        data=workspace.data,
+        data_seed=task.data.seed,
+        jobs=jobs,
+        budgets=workspace.budgets,
+        plan=plan,
+        shape=shape,
+        gates=(gate_fraction, *workspace.policy.rungs(gate_fraction)),
         num_ranks=layout.num_ranks,
+    )
+    expected = forecast_task(
+        ahead,
+        known.speed,
+        known.costs.once_loaded(is_compiled=is_new),
+        savings=expected_savings(task.early_exit.preset, store.past_savings(task.early_exit.preset)),
+        gate_fraction=gate_fraction,
     )
     store.save_profile(workspace.task_id, measured)
     numbers = {
@@ -72,6 +90,7 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         "seconds_without_exit": expected.seconds_without_exit,
         "waves": expected.waves,
         "peak_bytes": measured.peak_bytes,
+        **{f"{name}_seconds": seconds for name, seconds in dataclasses.asdict(expected.terms).items()},
     }
     event = EventDraft(kind="forecast", text=wording.forecast(expected), numbers=numbers)
     store.append_events(workspace.task_id, [*_notes(workspace, layout), event])
@@ -88,27 +107,19 @@ def _shape(workspace: Workspace) -> ModelShape:
     return shape_of_backbone(load_backbone(task.model, workspace.device), targets, recomputed=recomputed)
 
 
-def _measured(
+def _measure(
     workspace: Workspace, layout: Layout, whole: ModelShape, too_large: tuple[str, ...], max_pass_tokens: int
 ) -> ModelProfile:
-    """The profile of the model on one rank, recalled or measured now."""
-    task, store, cuda_graph = workspace.task, workspace.store, workspace.settings.cuda_graph
-    shape, device = layout.shape(whole), torch.device(workspace.devices[0])
-    key = profile_key(task.model, shape, device, cuda_graph=cuda_graph)
-    known = store.model_profile(key)
-    if known is None:
-        fitting = [job.plain for job_id, job in workspace.jobs.items() if job_id not in too_large]
-        rows = workspace.data.train.rows
-        if layout.num_ranks == 1:
-            release_ranks()
-            backbone = load_backbone(task.model, workspace.device)
-            known = measure_grid(backbone, shape, fitting, rows, cuda_graph=cuda_graph)
-        else:
-            ranks = rank_group(task.model, workspace.devices[: layout.num_ranks], sharded=layout.sharded)
-            measure = partial(measure_grid, cuda_graph=cuda_graph, max_tokens=max_pass_tokens)
-            known = ranks.on_all(measure, shape, fitting, rows)[0]
-        store.save_model_profile(key, known)
-    return known
+    """The profile of the model on one rank."""
+    task = workspace.task
+    fitting = [job.plain for job_id, job in workspace.jobs.items() if job_id not in too_large]
+    shape, rows = layout.shape(whole), workspace.data.train.rows
+    measure = partial(measure_grid, cuda_graph=workspace.settings.cuda_graph, folder=workspace.folder)
+    if layout.num_ranks == 1:
+        release_ranks()
+        return measure(load_backbone(task.model, workspace.device), shape, fitting, rows)
+    ranks = rank_group(task.model, workspace.devices[: layout.num_ranks], sharded=layout.sharded)
+    return ranks.on_all(partial(measure, max_tokens=max_pass_tokens), shape, fitting, rows)[0]
 
 
 def _notes(workspace: Workspace, layout: Layout) -> list[EventDraft]:

@@ -5,7 +5,7 @@
 
 profile    the grid of the profile stage: its time, its fits and their residuals
 packings   random packings: predicted against measured peak (what the allocator handed out), backbone included
-duration   a task without early exit: forecast after the profile against the real run
+duration   a task without early exit: forecast after the profile against the real run, term by term
 occupancy  sixty jobs with random exits where at most twelve fit: used share of the token budget while jobs wait,
            against waves of twelve without backfill
 
@@ -36,6 +36,8 @@ COLUMNS = ("row", "model", "jobs", "rank_rows", "tokens", "labels", "predicted_g
            "error")  # fmt: skip
 MAX_TOKENS = {"tiny": 256, "1b": 24576, "8b": 8192}
 MAX_JOBS = {"tiny": 4, "1b": 32, "8b": 16}
+DURATION_SECONDS = {"tiny": 2.0, "1b": 60.0, "8b": 60.0}
+"""Of the task whose duration is forecast."""
 PLAN_SHARE = 0.9
 """Of the GPU's memory that a random packing may be predicted to take."""
 EXIT_CHANCE = 0.25
@@ -131,7 +133,8 @@ class Bench:
         print(
             f"{self.name} profile: {profile.profile_seconds:.1f} s, {len(profile.points)} points, "
             f"scale {profile.memory.scale:.3f}, fixed {profile.memory.fixed_bytes / 2**20:.0f} MiB, "
-            f"residual {profile.memory.residual_bytes / 2**20:.0f} MiB, time {100 * profile.speed_residual:.1f} %",
+            f"residual {profile.memory.residual_bytes / 2**20:.0f} MiB, time {100 * profile.speed_residual:.1f} %\n"
+            f"  {profile.speed}\n  {profile.costs}",
             flush=True,
         )
 
@@ -148,7 +151,7 @@ class Bench:
     def _packing(self, seed: int) -> float:
         import torch
 
-        from alto_core.engine.passes import bucket
+        from alto_core.engine.capture_choice import bucket
         from alto_core.profiling.measuring import peak_memory
         from benchmarks.bench_step import engine_with
 
@@ -194,24 +197,39 @@ class Bench:
         return step, size, tokens
 
     def duration(self, seconds: float) -> tuple[float, float]:
-        """Forecast and real seconds of a task without exits that is forecast to take about so long."""
-        from alto_core.domain import JobBudget
-        from alto_core.profiling import TaskRows, forecast_task
+        """Forecast and real seconds of a task without exits that is forecast to take about so long; both are saved."""
+        from alto_core.profiling import TaskAhead, forecast_task
+        from alto_core.scheduling.prediction import PassSpeed
 
         jobs, data = random_jobs(12, random.Random(1), (8, 16)), self._data()
-        rows, plan = TaskRows.of(data), self._plan(jobs, slots=6)
+        plan, costs = self._plan(jobs, slots=6), self.profile.costs.once_loaded(is_compiled=True)
 
-        def forecast(steps: int) -> float:
-            budget = JobBudget(total_steps=steps, warmup_steps=1, eval_steps=(max(1, steps // 2), steps))
-            budgets = {job.job_id: budget for job in jobs}
-            expected = forecast_task(jobs, budgets, rows, plan, self.profile.speed, savings=0.0, gate_fraction=0.0)
-            return expected.seconds_without_exit
+        def forecast(steps: int, costs: Any = costs) -> Any:
+            budgets = {job.job_id: budget_of(steps, evaluations=2) for job in jobs}
+            ahead = TaskAhead(
+                data=data, data_seed=0, jobs=jobs, budgets=budgets, plan=plan, shape=self.model.shape
+            )  # fmt: skip
+            return forecast_task(ahead, self.profile.speed, costs, savings=0.0, gate_fraction=0.0).terms
 
-        steps = max(4, round(200 * seconds / forecast(200)))
+        trial = forecast(200)
+        by_steps = (trial.training + trial.evaluation) / 200
+        steps = max(4, round((seconds - (trial.total - 200 * by_steps)) / by_steps))
         predicted = forecast(steps)
+        one_second = PassSpeed(base_seconds=1.0, seconds_per_token=0.0, eval_share=1.0)
+        counted = forecast(steps, dataclasses.replace(costs, capture=one_second)) if costs.capture else None
+        captures = {"predicted": counted.captures if counted else 0}
+        save(self._out, {"duration": {"steps": steps, "predicted": dataclasses.asdict(predicted), **captures}})
         started = time.perf_counter()
-        self._train(jobs, data, plan, steps, evaluations=2, exit_chance=0.0)
-        return predicted, time.perf_counter() - started
+        trained = self._train(jobs, data, plan, steps, evaluations=2, exit_chance=0.0)
+        real = time.perf_counter() - started
+        captures |= {"real": [dataclasses.astuple(one)[1:] for one in trained.captures]}
+        found = {**trained.terms, "rest": real - sum(trained.terms.values())}
+        terms = {"predicted": dataclasses.asdict(predicted), "real": found}
+        save(self._out, {"duration": {"steps": steps, **terms, "captures": captures}})
+        for name, value in found.items():
+            print(f"  {name:<12}{terms['predicted'].get(name, 0.0):9.2f} s{value:9.2f} s", flush=True)
+        print(f"  captures: {captures['predicted']:.0f}, really {len(trained.captures)}; {steps} steps", flush=True)
+        return predicted.total, real
 
     def occupancy(self, num_jobs: int = 60, steps: int = 24) -> tuple[float, float]:
         """Used share of the token budget until the queue is empty: with backfill, and in waves without."""
@@ -220,7 +238,7 @@ class Bench:
         jobs, data = random_jobs(num_jobs, random.Random(2), (8, 16)), self._data()
         smallest = min(job.adapter_batch_size for job in jobs)
         plan = self._plan(jobs, slots=12, tokens_of=12 * smallest)
-        used = self._train(jobs, data, plan, steps, evaluations=8, exit_chance=EXIT_CHANCE)
+        used = self._train(jobs, data, plan, steps, evaluations=8, exit_chance=EXIT_CHANCE).used
         made = {job.job_id: sum(job.job_id in step for step in used) for job in jobs}
         mean_row = TaskRows.of(data).mean
         return backfilled_share(used, jobs, plan, mean_row), wave_share(made, jobs, plan, mean_row)
@@ -247,19 +265,19 @@ class Bench:
 
     def _train(
         self, jobs: Sequence[Any], data: Any, plan: Any, steps: int, *, evaluations: int, exit_chance: float
-    ) -> list[set[str]]:
-        """Train the jobs; gives the ids of those that took part in each joint step."""
-        from alto_core.domain import JobBudget, JobState, Verdict
-        from alto_core.engine.engine import Engine
+    ) -> Trained:
+        """Train the jobs."""
+        from alto_core.checkpointing import Checkpointer
+        from alto_core.domain import JobState, Verdict
         from alto_core.executor import Executor, JobRun
 
-        every = max(1, steps // evaluations)
-        marks = tuple(sorted({*range(every, steps, every), steps}))
-        budget = JobBudget(total_steps=steps, warmup_steps=marks[0], eval_steps=marks)
-        draw, done = random.Random(5), []
+        budget = budget_of(steps, evaluations)
+        draw, done, checkpoints = random.Random(5), [], Checkpointer()
+        step_seconds = evaluation_seconds = 0.0
+        opened = time.perf_counter()
         with (
             tempfile.TemporaryDirectory() as folder,
-            Engine(
+            timed_engine(
                 self.backbone,
                 target_modules=targets_of(jobs),
                 num_slots=plan.capacity.num_slots,
@@ -269,14 +287,19 @@ class Bench:
                 max_row_tokens=max(len(row.token_ids) for row in data.train.rows),
             ) as engine,
         ):
+            opening = time.perf_counter() - opened
             runs = [
                 JobRun(job=job, budget=budget, folder=Path(folder) / job.job_id, start_step=0, target_step=steps)
                 for job in jobs
             ]
-            executor = Executor(engine, data, data_seed=0, step_tokens=plan.capacity.step_tokens)
+            executor = Executor(
+                engine, data, data_seed=0, step_tokens=plan.capacity.step_tokens, checkpoints=checkpoints
+            )  # fmt: skip
             session = executor.run(runs)
             boundary = next(session, None)
             while boundary is not None:
+                step_seconds += boundary.step_seconds
+                evaluation_seconds += boundary.evaluation_seconds
                 done.extend(record.job_id for record in boundary.steps)
                 verdicts = [
                     Verdict(job_id=e.job_id, state=JobState.OVERFITTING, step=e.step, reason="", evidence={})
@@ -287,7 +310,58 @@ class Bench:
                     boundary = session.send(verdicts)
                 except StopIteration:
                     break
-        return joint_steps(done)
+            captures = engine.take_capture_times()
+        while_training = [one for one in captures if one.kind.value != "losses"]
+        compiling = sum(one.compile_seconds for one in captures)
+        terms = {
+            "training": step_seconds - sum(one.seconds for one in while_training),
+            "evaluation": evaluation_seconds - sum(one.seconds for one in captures if one not in while_training),
+            "captures": sum(one.seconds for one in captures) - compiling,
+            "compilation": compiling,
+            "checkpoints": checkpoints.held_seconds + engine.export_seconds,
+            "start": opening + engine.admit_seconds,
+        }
+        return Trained(used=joint_steps(done), terms=terms, captures=captures)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a training run did."""
+
+    used: list[set[str]]
+    """Ids of the jobs that took part in each joint step."""
+    terms: dict[str, float]
+    """Seconds."""
+    captures: tuple[Any, ...]
+
+
+def timed_engine(backbone: Any, **options: Any) -> Any:
+    """An engine that knows how long it admitted and exported."""
+    from alto_core.engine.engine import Engine
+
+    class TimedEngine(Engine):
+        admit_seconds = export_seconds = 0.0
+
+        def admit(self, *args: Any, **kwargs: Any) -> None:
+            started = time.perf_counter()
+            super().admit(*args, **kwargs)
+            self.admit_seconds += time.perf_counter() - started
+
+        def export(self, *args: Any, **kwargs: Any) -> None:
+            started = time.perf_counter()
+            super().export(*args, **kwargs)
+            self.export_seconds += time.perf_counter() - started
+
+    return TimedEngine(backbone, **options)
+
+
+def budget_of(steps: int, evaluations: int) -> Any:
+    """Of a job that is evaluated about so often."""
+    from alto_core.domain import JobBudget
+
+    every = max(1, steps // evaluations)
+    marks = tuple(sorted({*range(every, steps, every), steps}))
+    return JobBudget(total_steps=steps, warmup_steps=marks[0], eval_steps=marks)
 
 
 def joint_steps(job_ids: Sequence[str]) -> list[set[str]]:
@@ -351,7 +425,7 @@ def measure(models: Sequence[str], parts: Sequence[str], out: Path, deadline: fl
         bench = Bench(name, out, deadline)
         bench.note_profile()
         if "duration" in parts and name == models[0]:
-            predicted, real = bench.duration(1.0 if name == "tiny" else 45.0)
+            predicted, real = bench.duration(DURATION_SECONDS[name])
             save_bars(out, {"memory.duration_error": abs(predicted / real - 1)})
             print(f"{name} duration: predicted {predicted:.1f} s, real {real:.1f} s", flush=True)
         if "occupancy" in parts and name == models[0]:

@@ -1,12 +1,15 @@
-"""Times joint steps over a grid of packings, and the highest memory that each takes."""
+"""Times joint steps over a grid of packings, the highest memory that each takes, and what comes beside steps."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import torch
@@ -15,20 +18,23 @@ from alto_core.data.rows import TokenRow
 from alto_core.device import is_out_of_memory
 from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.backbone import Backbone
-from alto_core.engine.engine import UNTUNED, Engine
-from alto_core.engine.passes import bucket
+from alto_core.engine.capture_choice import bucket
+from alto_core.engine.engine import Engine
+from alto_core.profiling.side_costs import capture_costs, measure_place
 from alto_core.scheduling.memory_model import ModelShape, PassSize, fit_memory
 from alto_core.scheduling.model_profile import GridPoint, ModelProfile
-from alto_core.scheduling.prediction import fit_speed
+from alto_core.scheduling.prediction import PassSpeed, SideCosts, fit_speed
 
 PROFILE_SECONDS = {"cpu": 9.0, "cuda": 35.0}
 """No further packing is begun after so long."""
 MAX_JOBS = {"cpu": 2, "cuda": 8}
 """Side by side in a measured packing."""
-TIMED_STEPS = {"cpu": 0, "cuda": 3}
-"""After the first, in which a GPU compiles and captures. A CPU is warm after its first packing, which has one more."""
+STEADY_STEPS = 8
+"""That a GPU makes in a row to be timed."""
 MIN_POINTS = 2
-MAX_EVALUATED_TOKENS = 4096
+EVALUATED_TOKENS = {"cpu": 1024, "cuda": 4096}
+"""Of the pass that tells how long an evaluation takes."""
+BUDGET = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
 
 
 def measure_grid(
@@ -39,6 +45,7 @@ def measure_grid(
     *,
     cuda_graph: bool = True,
     max_tokens: int = 2**30,
+    folder: Path | None = None,
 ) -> ModelProfile:
     """Measure packings of the task's own jobs and rows, the most telling ones first, until the time is spent.
 
@@ -51,6 +58,7 @@ def measure_grid(
         cuda_graph: as in `Engine`.
         max_tokens: packings with more are left out, unless nothing else is left: where ranks hold parts of the
             backbone, memory that runs out ends all of them.
+        folder: on the disk that states of jobs will be written to; None: where temporary files go.
     """
     started = time.perf_counter()
     kind = backbone.device.type
@@ -58,7 +66,8 @@ def measure_grid(
     packings = [one for one in packings if _num_tokens(one) <= max_tokens] or [min(packings, key=_num_tokens)]
     together = max((packing for packing, _ in packings), key=len)
     points: list[GridPoint] = []
-    eval_share = 1 / 3
+    costs = SideCosts()
+    opened = time.perf_counter()
     ranks = max(sum(job.lora_rank for job in packing) for packing, _ in packings)
     engine = Engine(
         backbone,
@@ -71,31 +80,48 @@ def measure_grid(
         recomputed=shape.recomputed,
         cuda_graph=cuda_graph,
     )
+    engine_seconds = time.perf_counter() - opened
     resident = psutil.Process().memory_info().rss
+
+    def note_place() -> None:
+        nonlocal costs
+        if len(points) < MIN_POINTS:
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                costs = measure_place(engine, packing[0], BUDGET, Path(place))
+
     try:
         for packing, chosen in packings:
             if len(points) >= MIN_POINTS and time.perf_counter() - started > PROFILE_SECONDS[kind]:
                 break
             try:
-                timed = TIMED_STEPS[kind] or int(not points)
-                points.append(measure_packing(engine, packing, chosen, timed_steps=timed, resident_before=resident))
+                points.append(
+                    measure_packing(
+                        engine, packing, chosen, is_warm=bool(points), resident_before=resident, then=note_place
+                    )
+                )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 break
-        if points:
-            eval_share = _eval_share(engine, points[-1], rows)
+        speed = fit_speed([(point.size.tokens, point.seconds) for point in points])
+        speed = dataclasses.replace(speed, eval_share=_eval_share(engine, speed, together[0], rows))
+        times = engine.take_capture_times()
     finally:
+        closing = time.perf_counter()
         engine.close()
+        engine_seconds += time.perf_counter() - closing
+    capture, compile_seconds = capture_costs(times)
     memory = fit_memory(shape, [(point.size, point.peak_bytes) for point in _telling(points, kind)])
-    speed = fit_speed([(point.num_tokens, point.seconds) for point in points], eval_share=eval_share)
-    residual = max(abs(speed.step_seconds(p.num_tokens, 2**30) - p.seconds) / p.seconds for p in points)
+    residual = max(abs(speed.step_seconds(p.size.tokens, 2**30) - p.seconds) / p.seconds for p in points)
     return ModelProfile(
         points=tuple(points),
         memory=memory,
         speed=speed,
         speed_residual=residual,
         profile_seconds=time.perf_counter() - started,
+        costs=dataclasses.replace(
+            costs, capture=capture, compile_seconds=compile_seconds, engine_seconds=engine_seconds
+        ),
     )
 
 
@@ -104,29 +130,33 @@ def measure_packing(
     jobs: Sequence[LoraJob],
     rows: Sequence[Sequence[TokenRow]],
     *,
-    timed_steps: int,
+    is_warm: bool,
     resident_before: int,
+    then: Callable[[], None],
 ) -> GridPoint:
-    """One packing in one pass: memory of the first step, time of the fastest after it.
+    """One packing in one pass: memory of the first step, and its time once it is steady.
 
     Args:
         engine: has room for the jobs, and holds none.
         jobs: distinct.
         rows: of each job, a micro batch.
-        timed_steps: after the first.
+        is_warm: other packings were measured before: so a CPU's first step is a steady one.
         resident_before: memory of this process before any packing; on a CPU the peak counts from there.
+        then: called while the jobs hold their slots.
     """
     device = engine.device
     engine.forget_captures()  # a larger pass captured before would be filled up, and measured in place of this one
-    budget = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
     for job in jobs:
-        engine.admit(job, budget)
+        engine.admit(job, BUDGET)
     step: Mapping[str, Sequence[TokenRow]] = dict(zip((job.job_id for job in jobs), rows, strict=True))
     try:
         with peak_memory(device, resident_before) as peak:
             seconds = _timed(engine, step)
-        for _ in range(timed_steps):
-            seconds = min(seconds, _timed(engine, step))
+        if device.type == "cuda":
+            seconds = _steady_seconds(engine, step)
+        elif not is_warm:
+            seconds = _timed(engine, step)
+        then()
     finally:
         for job in jobs:
             engine.evict(job.job_id)
@@ -189,6 +219,17 @@ def _timed(engine: Engine, step: Mapping[str, Sequence[TokenRow]]) -> float:
     return time.perf_counter() - started
 
 
+def _steady_seconds(engine: Engine, step: Mapping[str, Sequence[TokenRow]]) -> float:
+    """Of each further step in a row, as training makes them: the host prepares it while the device computes."""
+    first = _timed(engine, step)
+    started = time.perf_counter()
+    for _ in range(1 + STEADY_STEPS):
+        engine.step(step)
+    engine.take_records()
+    seconds = time.perf_counter() - started
+    return max(seconds - first, seconds / 2) / STEADY_STEPS
+
+
 def _grid(
     jobs: Sequence[LoraJob], rows: Sequence[TokenRow], max_jobs: int
 ) -> list[tuple[list[LoraJob], list[list[TokenRow]]]]:
@@ -202,10 +243,10 @@ def _grid(
         for count, part, job in (
             (1, "short", smallest),
             (many, "long", largest),
+            (many, "short", largest),
             (1, "long", largest),
             (many, "short", smallest),
             (1, "long", smallest),
-            (many, "short", largest),
         )
     )
     packings = []
@@ -238,19 +279,30 @@ def _telling(points: Sequence[GridPoint], kind: str) -> list[GridPoint]:
     return found
 
 
-def _eval_share(engine: Engine, point: GridPoint, rows: Sequence[TokenRow]) -> float:
-    """Time of an evaluated token over that of a trained one."""
-    chosen, tokens = [], 0
-    for row in rows:
-        if tokens + len(row.token_ids) > min(point.num_tokens, MAX_EVALUATED_TOKENS):
-            break
-        chosen.append(row)
-        tokens += len(row.token_ids)
-    if not chosen:
-        return 1 / 3
-    times = []
-    for _ in range(1 + (engine.device.type == "cuda")):
-        started = time.perf_counter()
-        engine.evaluate([UNTUNED], chosen, max_tokens=tokens)
-        times.append(time.perf_counter() - started)
-    return min(1.0, min(times) / tokens * point.tokens_per_second)
+def _eval_share(engine: Engine, speed: PassSpeed, job: LoraJob, rows: Sequence[TokenRow]) -> float:
+    """Time of an evaluation pass over that of a training pass of as many tokens."""
+    on_gpu = engine.device.type == "cuda"
+    most = EVALUATED_TOKENS[engine.device.type]
+    labelled = [row for row in rows if row.num_labels]
+    engine.admit(job, BUDGET)
+    try:
+        # A GPU compiles for one size first, and for any size at the second.
+        for size in (most // 4, most) if on_gpu else (most,):
+            chosen: list[TokenRow] = []
+            tokens = 0
+            for row in itertools.cycle(labelled):
+                if chosen and tokens + len(row.token_ids) > size:
+                    break
+                chosen.append(row)
+                tokens += len(row.token_ids)
+            seconds = [_evaluation_seconds(engine, job, chosen, tokens) for _ in range(3 if on_gpu else 2)]
+    finally:
+        engine.evict(job.job_id)
+    trained = speed.pass_seconds(bucket(tokens) if on_gpu else tokens, with_gradients=True)
+    return min(1.0, min(seconds) / trained)
+
+
+def _evaluation_seconds(engine: Engine, job: LoraJob, rows: Sequence[TokenRow], tokens: int) -> float:
+    started = time.perf_counter()
+    engine.evaluate([job.job_id], rows, max_tokens=tokens)
+    return time.perf_counter() - started

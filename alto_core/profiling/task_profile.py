@@ -6,23 +6,24 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 import alto_core.engine
+import alto_core.profiling
 import kernels
 from alto_core.config import ModelSection
-from alto_core.data.rows import SplitData, TaskData
+from alto_core.data.rows import TaskData
 from alto_core.device import free_bytes
-from alto_core.domain import JobBudget, LoraJob
+from alto_core.domain import LoraJob
 from alto_core.engine.engine import PASS_TOKENS
 from alto_core.errors import EngineError
 from alto_core.outcomes import TaskProfile
 from alto_core.scheduling.intra_task import JobSize, PackingPlan, plan_packing
 from alto_core.scheduling.memory_model import MemoryModel, ModelShape
-from alto_core.scheduling.prediction import Forecast, JobWork, PassSpeed, forecast
+from alto_core.scheduling.prediction import PassSpeed
 from alto_core.scheduling.remedies import arithmetic, remedies
 
 SAFETY_SHARE = {"cpu": 0.85, "cuda": 0.92}
@@ -38,16 +39,14 @@ class TaskRows:
     longest: int
     label_share: float
     """Of the tokens that are trained on."""
-    num_validation_tokens: int
 
     @classmethod
     def of(cls, data: TaskData) -> TaskRows:
-        tokens = _num_tokens(data.train)
+        tokens = sum(len(row.token_ids) for row in data.train.rows)
         return cls(
             mean=tokens / len(data.train.rows),
             longest=max(len(row.token_ids) for row in data.train.rows),
             label_share=sum(row.num_labels for row in data.train.rows) / tokens,
-            num_validation_tokens=_num_tokens(data.validation),
         )
 
 
@@ -163,47 +162,10 @@ def make_task_profile(
     )
 
 
-def forecast_task(
-    jobs: Sequence[LoraJob],
-    budgets: Mapping[str, JobBudget],
-    rows: TaskRows,
-    plan: PackingPlan,
-    speed: PassSpeed,
-    *,
-    savings: float,
-    gate_fraction: float,
-    num_ranks: int = 1,
-) -> Forecast:
-    """How long a task's training will take, at the speed of each of its ranks."""
-    works = [
-        JobWork(
-            size=job_size(job, rows),
-            steps=budgets[job.job_id].total_steps,
-            evaluations=len(budgets[job.job_id].eval_steps),
-            tokens_per_step=job.rows_per_update * rows.mean,
-        )
-        for job in jobs
-        if job.job_id not in plan.too_large
-    ]
-    return forecast(
-        works,
-        plan.capacity,
-        speed.on_ranks(num_ranks),
-        max_pass_tokens=plan.max_pass_tokens * num_ranks,
-        validation_tokens=rows.num_validation_tokens,
-        savings=savings,
-        gate_fraction=gate_fraction,
-    )
-
-
-def _num_tokens(split: SplitData) -> int:
-    return sum(len(row.token_ids) for row in split.rows)
-
-
 def _code_digest() -> str:
-    """Of everything that a step runs."""
+    """Of everything that a step runs, and of how it is measured."""
     digest = hashlib.sha256()
-    for package in (alto_core.engine, kernels):
+    for package in (alto_core.engine, alto_core.profiling, kernels):
         for file in sorted(Path(package.__path__[0]).glob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What was measured of one model on one kind of device: a grid of passes, and the two models fitted to it."""
+"""What was measured of one model on one kind of device: a grid of passes, the fits to it, and costs beside passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from alto_core.scheduling.memory_model import MemoryFit, PassSize
-from alto_core.scheduling.prediction import PassSpeed
+from alto_core.scheduling.prediction import PassSpeed, SideCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class ModelProfile:
     """Largest distance of a measured step from the fit, as a share of its time."""
     profile_seconds: float
     """What it took to measure."""
+    costs: SideCosts
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -54,11 +55,13 @@ class ModelProfile:
     def from_json(cls, text: str) -> ModelProfile:
         fields = json.loads(text)
         points = tuple(GridPoint(**{**point, "size": PassSize(**point["size"])}) for point in fields["points"])
+        capture = fields["costs"]["capture"]
         return cls(
             **{
                 **fields,
                 "points": points,
                 "memory": MemoryFit(**fields["memory"]),
                 "speed": PassSpeed(**fields["speed"]),
+                "costs": SideCosts(**{**fields["costs"], "capture": capture and PassSpeed(**capture)}),
             }
         )

@@ -1,4 +1,4 @@
-"""How long a task will take: its jobs played through the slots, at the speed that was measured or that a GPU promises.
+"""How long a task will take, as a sum of terms, each from something measured: passes, and what comes beside them.
 
 Without early exit every job trains its whole budget. With it the training after the gate shrinks by what the policy
 saved in past tasks.
@@ -7,12 +7,9 @@ saved in past tasks.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from alto_core.scheduling.intra_task import Capacity, JobSize, admit
 
 PRIOR_SAVINGS = {"none": 0.0, "guarded": 0.5, "paper": 0.7}
 """Share of the training rows that a preset saves, before any task has shown it."""
@@ -22,23 +19,53 @@ PRIOR_TASKS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class PassSpeed:
-    """Seconds of a training pass: `base + per_token x tokens`."""
+    """Seconds of a training pass, or of its capture: `base + per_token x tokens`."""
 
     base_seconds: float
     seconds_per_token: float
     eval_share: float = 1 / 3
-    """Of a training token's time that an evaluated token takes: forward alone."""
+    """Of a training pass's time that an evaluation pass of as many tokens takes: forward alone."""
 
     def step_seconds(self, tokens: float, max_pass_tokens: int) -> float:
         """Of a joint step, cut into passes."""
         return self.base_seconds * max(1, math.ceil(tokens / max_pass_tokens)) + self.seconds_per_token * tokens
 
-    def evaluation_seconds(self, tokens: float) -> float:
-        return self.eval_share * self.seconds_per_token * tokens
+    def pass_seconds(self, tokens: float, *, with_gradients: bool) -> float:
+        """Of one pass."""
+        return (1.0 if with_gradients else self.eval_share) * (self.base_seconds + self.seconds_per_token * tokens)
 
     def on_ranks(self, num_ranks: int) -> PassSpeed:
         """Of as many passes side by side, counted as one."""
         return dataclasses.replace(self, seconds_per_token=self.seconds_per_token / num_ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideCosts:
+    """What a task pays beside its passes, in seconds."""
+
+    capture: PassSpeed | None = None
+    """Of a pass that is captured, with a run before it; None: passes are not captured."""
+    compile_seconds: float = 0.0
+    """That the first passes of a process take longer, to compile the model's layers and kernels."""
+    load_seconds: float = 0.0
+    """To load the model."""
+    engine_seconds: float = 0.0
+    """To open and close an engine."""
+    admit_seconds: float = 0.0
+    """To give a job its slot and its start; this and what follows is for each rank row of the job."""
+    restore_seconds: float = 0.0
+    """To read a job's state into its slot."""
+    leave_seconds: float = 0.0
+    """To copy the state of a job that leaves, and write its adapter."""
+    write_seconds: float = 0.0
+    """To write its state, beside the training of others."""
+    state_bytes: float = 0.0
+    """Of its state."""
+
+    def once_loaded(self, *, is_compiled: bool) -> SideCosts:
+        """What is left to pay in a process that has loaded the model, and perhaps compiled it."""
+        left = 0.0 if is_compiled else self.compile_seconds
+        return dataclasses.replace(self, load_seconds=0.0, compile_seconds=left)
 
 
 def fit_speed(measured: Sequence[tuple[float, float]], *, eval_share: float = 1 / 3) -> PassSpeed:
@@ -64,14 +91,27 @@ def fit_speed(measured: Sequence[tuple[float, float]], *, eval_share: float = 1 
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobWork:
-    """What a job has still to do."""
+class DurationTerms:
+    """What the seconds of a task's training consist of."""
 
-    size: JobSize
-    steps: int
-    evaluations: int
-    tokens_per_step: float
-    """Of an update, all its micro batches."""
+    training: float = 0.0
+    """Steps at their steady speed."""
+    evaluation: float = 0.0
+    captures: float = 0.0
+    compilation: float = 0.0
+    checkpoints: float = 0.0
+    """States and adapters of jobs that leave or come back: copied, written, read."""
+    start: float = 0.0
+    """Loading the model, opening engines, giving jobs their slots."""
+
+    @property
+    def total(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+    def __add__(self, other: DurationTerms) -> DurationTerms:
+        return DurationTerms(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +120,17 @@ class Forecast:
 
     seconds: float
     """With early exit."""
-    seconds_without_exit: float
+    terms: DurationTerms
+    """Without early exit."""
     num_jobs: int
     waves: int
     """Turns that it takes until every job has held a slot, if all are equally long."""
     occupancy: float
     """Mean share of the token budget in use while jobs wait; 1 where none has to."""
+
+    @property
+    def seconds_without_exit(self) -> float:
+        return self.terms.total
 
 
 def expected_savings(preset: str, past: Sequence[float]) -> float:
@@ -108,66 +153,13 @@ def seconds_left(*, planned: float, left: float, spared: float, savings: float, 
     return max(0.0, left - still_to_spare) / rows_per_second
 
 
-def forecast(
-    works: Sequence[JobWork],
-    capacity: Capacity,
-    speed: PassSpeed,
-    *,
-    max_pass_tokens: int,
-    validation_tokens: int,
-    savings: float,
-    gate_fraction: float,
-) -> Forecast:
-    """Play the jobs through the slots.
+def with_early_exit(terms: DurationTerms, *, savings: float, gate_fraction: float) -> float:
+    """Seconds of a task in which jobs end early: what goes by steps shrinks, what is paid once stays.
 
     Args:
-        works: of all jobs.
-        capacity: room for jobs side by side.
-        speed: of passes.
-        max_pass_tokens: of one.
-        validation_tokens: of one job's evaluation.
+        terms: of the task without early exit.
         savings: share of the training rows that early exit is expected to save.
         gate_fraction: of the budget before which few jobs end.
     """
-    training, first_wave, occupancy = _play(works, capacity, speed, max_pass_tokens)
-    evaluation = sum(work.evaluations for work in works) * speed.evaluation_seconds(validation_tokens)
-    whole = training + evaluation
-    kept = max(1.0 - savings, gate_fraction)
-    return Forecast(
-        seconds=whole * kept,
-        seconds_without_exit=whole,
-        num_jobs=len(works),
-        waves=math.ceil(len(works) / max(1, first_wave)),
-        occupancy=occupancy,
-    )
-
-
-def _play(
-    works: Sequence[JobWork], capacity: Capacity, speed: PassSpeed, max_pass_tokens: int
-) -> tuple[float, int, float]:
-    """Seconds of all steps, jobs in slots at the beginning, and mean occupancy while jobs wait.
-
-    From one job's end to the next all steps are alike, so it takes as many rounds as there are jobs.
-    """
-    by_id = {work.size.job_id: work for work in works}
-    waiting = {job_id: work.size for job_id, work in by_id.items()}
-    ends: list[tuple[int, str]] = []
-    running: dict[str, JobSize] = {}
-    seconds = used = available = 0.0
-    step, first_wave, freed = 0, 0, None
-    while waiting or running:
-        for size in admit(waiting.values(), tuple(running.values()), capacity, freed):
-            running[size.job_id] = waiting.pop(size.job_id)
-            heapq.heappush(ends, (step + by_id[size.job_id].steps, size.job_id))
-        if not running:
-            break  # what is left fits in no way
-        first_wave = first_wave or len(running)
-        end, job_id = heapq.heappop(ends)
-        tokens = sum(by_id[running_id].tokens_per_step for running_id in running)
-        round_seconds = (end - step) * speed.step_seconds(tokens, max_pass_tokens)
-        seconds += round_seconds
-        if waiting:
-            used += round_seconds * capacity.occupancy(running.values())
-            available += round_seconds
-        step, freed = end, running.pop(job_id)
-    return seconds, first_wave, used / available if available else 1.0
+    by_steps = terms.training + terms.evaluation
+    return terms.total - by_steps * (1 - max(1.0 - savings, gate_fraction))

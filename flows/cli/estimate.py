@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ def estimate_object(estimate: Estimate) -> dict[str, Any]:
         "waves": expected and expected.waves,
         "seconds": expected and expected.seconds,
         "seconds_without_exit": expected and expected.seconds_without_exit,
+        "terms": expected and asdict(expected.terms),
     }
 
 
@@ -91,6 +93,9 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
             else "arithmetic: nothing was measured",
         ),
     ]
+    terms = wording.forecast_terms(estimate.forecast) if estimate.forecast else ""
+    if terms:
+        facts.insert(3, ("without exits", terms))
     if estimate.too_large:
         facts.append(
             ("too large", f"{wording.plural(len(estimate.too_large), 'job')}: {', '.join(estimate.too_large)}")

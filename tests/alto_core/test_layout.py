@@ -46,7 +46,7 @@ def question(gib: float, num_jobs: int = 8, max_slots: int | None = None) -> Pac
         )
         for seed in range(num_jobs)
     ]
-    rows = TaskRows(mean=256.0, longest=256, label_share=0.7, num_validation_tokens=10_000)
+    rows = TaskRows(mean=256.0, longest=256, label_share=0.7)
     return PackingQuestion(jobs=jobs, rows=rows, budget_bytes=gib * GIB, device_type="cuda", max_slots=max_slots)
 
 

@@ -1,0 +1,86 @@
+"""What a task pays beside its passes, as the profile stage finds it: captures, compilation, places of jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from alto_core.domain import JobBudget, LoraJob
+from alto_core.engine.capture_choice import PassKind
+from alto_core.engine.checkpoint import write_snapshot
+from alto_core.engine.engine import Engine
+from alto_core.engine.passes import CaptureTime
+from alto_core.scheduling.prediction import PassSpeed, SideCosts, fit_speed
+
+COMPILING_CAPTURES = 2
+"""Layers are compiled for one size first, and for any size at the second."""
+
+Result = TypeVar("Result")
+
+
+def measure_place(engine: Engine, job: LoraJob, budget: JobBudget, folder: Path) -> SideCosts:
+    """What it costs to give a job its slot, to let it go and to bring it back, for each of its rank rows.
+
+    Args:
+        engine: in which the job has trained; afterwards it holds a slot again, at its start.
+        job: whose costs they are.
+        budget: of the job.
+        folder: gets the job's state and adapter.
+    """
+
+    def timed(call: Callable[[], Result]) -> tuple[float, Result]:
+        started = time.perf_counter()
+        result = call()
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        return (time.perf_counter() - started) / job.rank_rows, result
+
+    engine.take_records()
+    copying, snapshot = timed(lambda: engine.snapshot(job.job_id))
+    exporting, _ = timed(lambda: engine.export(job.job_id, folder / "adapter"))
+    writing, _ = timed(lambda: write_snapshot(snapshot, folder / "state"))
+    engine.evict(job.job_id)
+    restoring, _ = timed(lambda: engine.restore(job, budget, folder / "state"))
+    engine.evict(job.job_id)
+    admitting, _ = timed(lambda: engine.admit(job, budget))
+    return SideCosts(
+        admit_seconds=admitting,
+        restore_seconds=restoring,
+        leave_seconds=copying + exporting,
+        write_seconds=writing,
+        state_bytes=snapshot.num_bytes / job.rank_rows,
+    )
+
+
+def capture_costs(times: Sequence[CaptureTime]) -> tuple[PassSpeed | None, float]:
+    """The price of a capture, and the seconds that the first ones took longer.
+
+    Args:
+        times: of one engine's captures, the first of the process among them, in their order.
+
+    Returns:
+        None and 0 where nothing was captured.
+    """
+    training = [one for one in times if one.kind is not PassKind.LOSSES]
+    evaluation = [one for one in times if one.kind is PassKind.LOSSES]
+    if not training:
+        return None, 0.0
+    settled = training[COMPILING_CAPTURES:] or training[-1:]
+    price = fit_speed([(one.tokens, one.seconds - one.compile_seconds) for one in settled])
+    share = price.eval_share
+    if evaluation:
+        last = evaluation[-1]
+        share = min(1.0, (last.seconds - last.compile_seconds) / price.pass_seconds(last.tokens, with_gradients=True))
+    price = PassSpeed(base_seconds=price.base_seconds, seconds_per_token=price.seconds_per_token, eval_share=share)
+    known = [*settled, *evaluation[-1:]]
+    longer = sum(
+        one.compile_seconds
+        if one in known
+        else max(0.0, one.seconds - price.pass_seconds(one.tokens, with_gradients=one.kind is not PassKind.LOSSES))
+        for one in times
+    )
+    return price, longer
