@@ -32,7 +32,7 @@ MAX_JOBS = {"cpu": 2, "cuda": 8}
 STEADY_STEPS = 8
 """That a GPU makes in a row to be timed."""
 MIN_POINTS = 2
-EVALUATED_TOKENS = {"cpu": 1024, "cuda": 4096}
+EVALUATED_TOKENS = {"cpu": 256, "cuda": 4096}
 """Of the pass that tells how long an evaluation takes."""
 BUDGET = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
 

@@ -1,42 +1,24 @@
-"""How long it takes: fits of speed, jobs played through slots, savings learned from past tasks. Pure values."""
+"""How long it takes: fits of speed, terms of a duration, savings learned from past tasks. Pure values."""
 
 from __future__ import annotations
 
 import pytest
 
 from alto_core import wording
-from alto_core.scheduling.intra_task import Capacity, JobSize
 from alto_core.scheduling.memory_model import MemoryFit, PassSize
 from alto_core.scheduling.model_profile import GridPoint, ModelProfile
 from alto_core.scheduling.prediction import (
-    JobWork,
+    DurationTerms,
+    Forecast,
     PassSpeed,
+    SideCosts,
     expected_savings,
     fit_speed,
-    forecast,
     seconds_left,
+    with_early_exit,
 )
 
-SPEED = PassSpeed(base_seconds=0.0, seconds_per_token=0.01, eval_share=0.5)
-
-
-def works(count: int, *, steps: int = 10, evaluations: int = 0) -> list[JobWork]:
-    return [
-        JobWork(
-            size=JobSize(job_id=str(i), adapter_batch_size=1, lora_rank=8, row_tokens=100),
-            steps=steps,
-            evaluations=evaluations,
-            tokens_per_step=100,
-        )
-        for i in range(count)
-    ]
-
-
-def seconds(made: list[JobWork], slots: int, *, speed: PassSpeed = SPEED, savings: float = 0.0, tokens: int = 0):
-    capacity = Capacity(num_slots=slots, rank_rows=1000, step_tokens=100.0 * slots)
-    return forecast(
-        made, capacity, speed, max_pass_tokens=1000, validation_tokens=tokens, savings=savings, gate_fraction=0.05
-    )
+SPEED = PassSpeed(base_seconds=1.0, seconds_per_token=0.01, eval_share=0.5)
 
 
 def test_speed_is_fitted_and_never_negative() -> None:
@@ -50,33 +32,35 @@ def test_speed_is_fitted_and_never_negative() -> None:
         fit_speed([])
 
 
-def test_few_slots_take_the_same_time_where_time_goes_by_tokens_and_longer_where_passes_cost() -> None:
-    assert seconds(works(6), 2).seconds == pytest.approx(60.0)
-    assert seconds(works(6), 6).seconds == pytest.approx(60.0)
-    costly = PassSpeed(base_seconds=1.0, seconds_per_token=0.01)
-    assert seconds(works(6), 2, speed=costly).seconds == pytest.approx(60 + 30)
-    assert seconds(works(6), 6, speed=costly).seconds == pytest.approx(60 + 10)
+def test_a_step_pays_for_each_of_its_passes_and_an_evaluation_its_share() -> None:
+    assert SPEED.step_seconds(250, 100) == pytest.approx(3 * 1.0 + 2.5)
+    assert SPEED.pass_seconds(100, with_gradients=True) == pytest.approx(2.0)
+    assert SPEED.pass_seconds(100, with_gradients=False) == pytest.approx(1.0)
 
 
-def test_waves_and_evaluations_are_counted() -> None:
-    found = seconds(works(7, evaluations=3), 3, tokens=200)
-    assert found.waves == 3
-    assert found.seconds == pytest.approx(70 + 7 * 3 * 200 * 0.01 * 0.5)
-    assert wording.forecast(found) == "about 1 min 31 s, 7 jobs in 3 waves"
-
-
-def test_freed_slots_are_filled_at_once() -> None:
-    mixed = [*works(3, steps=10), *[w for w in works(8, steps=20) if int(w.size.job_id) >= 3]]
-    assert seconds(mixed, 2).occupancy == pytest.approx(1.0)
-
-
-def test_early_exit_shortens_the_forecast_and_past_tasks_outweigh_the_prior() -> None:
-    found = seconds(works(6), 2, savings=0.4)
-    assert found.seconds == pytest.approx(36.0) and found.seconds_without_exit == pytest.approx(60.0)
-    assert "if none ends early" in wording.forecast(found)
+def test_early_exit_shortens_what_goes_by_steps_and_past_tasks_outweigh_the_prior() -> None:
+    terms = DurationTerms(training=50.0, evaluation=10.0, captures=5.0, start=2.0)
+    assert terms.total == 67.0
+    assert with_early_exit(terms, savings=0.4, gate_fraction=0.05) == pytest.approx(0.6 * 60 + 7)
+    assert with_early_exit(terms, savings=0.99, gate_fraction=0.05) == pytest.approx(0.05 * 60 + 7)
     assert expected_savings("guarded", []) == 0.5
     assert expected_savings("guarded", [0.8] * 9) == pytest.approx(0.77)
     assert expected_savings("none", []) == 0.0
+
+
+def test_a_forecast_is_told_in_one_line_and_its_terms_in_another() -> None:
+    terms = DurationTerms(training=70.0, evaluation=21.0, captures=0.4)
+    found = Forecast(seconds=91.4, terms=terms, num_jobs=7, waves=3, occupancy=1.0)
+    assert wording.forecast(found) == "about 1 min 31 s, 7 jobs in 3 waves"
+    assert wording.forecast_terms(found) == "training 1 min 10 s, evaluation 21 s"
+    shortened = Forecast(seconds=40.0, terms=terms, num_jobs=7, waves=3, occupancy=1.0)
+    assert "(1 min 31 s if none ends early)" in wording.forecast(shortened)
+
+
+def test_a_loaded_and_compiled_process_pays_neither_again() -> None:
+    costs = SideCosts(load_seconds=3.0, compile_seconds=20.0, engine_seconds=1.0)
+    assert costs.once_loaded(is_compiled=True) == SideCosts(engine_seconds=1.0)
+    assert costs.once_loaded(is_compiled=False) == SideCosts(compile_seconds=20.0, engine_seconds=1.0)
 
 
 def test_time_left_counts_on_what_is_still_to_be_spared() -> None:
@@ -97,7 +81,13 @@ def test_a_profile_survives_its_way_through_the_store() -> None:
         peak_bytes=10**6,
     )
     assert point.tokens_per_second == 800 and point.samples_per_second == 16
-    profile = ModelProfile(
-        points=(point,), memory=MemoryFit(scale=1.5), speed=SPEED, speed_residual=0.01, profile_seconds=3.0
-    )
-    assert ModelProfile.from_json(profile.to_json()) == profile
+    for capture in (None, SPEED):
+        profile = ModelProfile(
+            points=(point,),
+            memory=MemoryFit(scale=1.5),
+            speed=SPEED,
+            speed_residual=0.01,
+            profile_seconds=3.0,
+            costs=SideCosts(capture=capture, compile_seconds=12.0),
+        )
+        assert ModelProfile.from_json(profile.to_json()) == profile
