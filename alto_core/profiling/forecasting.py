@@ -168,8 +168,9 @@ class _Stretch:
             steady = captures = 0.0
             for one in passes:
                 with_gradients = one.kind is not PassKind.LOSSES
-                steady += self._speed.pass_seconds(one.tokens, with_gradients=with_gradients)
-                if one.must_capture and self._costs.capture is not None:
-                    captures += self._costs.capture.pass_seconds(one.tokens, with_gradients=with_gradients)
+                price = self._speed.pass_seconds if with_gradients else self._speed.evaluation_seconds
+                steady += price(one.tokens)
+                if one.must_capture:
+                    captures += self._costs.capture_seconds(one.tokens, with_gradients=with_gradients)
             times.append((steady, captures))
         return max(times, key=sum)

@@ -27,8 +27,10 @@ from alto_core.scheduling.prediction import PassSpeed, SideCosts, fit_speed
 
 PROFILE_SECONDS = {"cpu": 9.0, "cuda": 35.0}
 """No further packing is begun after so long."""
-MAX_JOBS = {"cpu": 2, "cuda": 8}
+MAX_JOBS = {"cpu": 4, "cuda": 8}
 """Side by side in a measured packing."""
+MAX_PACKING_TOKENS = {"cpu": 512, "cuda": 2**30}
+"""Of a measured packing with more than one job."""
 STEADY_STEPS = 8
 """That a GPU makes in a row to be timed."""
 MIN_POINTS = 2
@@ -62,7 +64,7 @@ def measure_grid(
     """
     started = time.perf_counter()
     kind = backbone.device.type
-    packings = _grid(jobs, rows, MAX_JOBS[kind])
+    packings = _grid(jobs, rows, MAX_JOBS[kind], MAX_PACKING_TOKENS[kind])
     packings = [one for one in packings if _num_tokens(one) <= max_tokens] or [min(packings, key=_num_tokens)]
     together = max((packing for packing, _ in packings), key=len)
     points: list[GridPoint] = []
@@ -94,11 +96,7 @@ def measure_grid(
             if len(points) >= MIN_POINTS and time.perf_counter() - started > PROFILE_SECONDS[kind]:
                 break
             try:
-                points.append(
-                    measure_packing(
-                        engine, packing, chosen, is_warm=bool(points), resident_before=resident, then=note_place
-                    )
-                )
+                points.append(measure_packing(engine, packing, chosen, resident_before=resident, then=note_place))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -110,7 +108,7 @@ def measure_grid(
         closing = time.perf_counter()
         engine.close()
         engine_seconds += time.perf_counter() - closing
-    capture, compile_seconds = capture_costs(times)
+    captures = capture_costs(times)
     memory = fit_memory(shape, [(point.size, point.peak_bytes) for point in _telling(points, kind)])
     residual = max(abs(speed.step_seconds(p.size.tokens, 2**30) - p.seconds) / p.seconds for p in points)
     return ModelProfile(
@@ -120,7 +118,11 @@ def measure_grid(
         speed_residual=residual,
         profile_seconds=time.perf_counter() - started,
         costs=dataclasses.replace(
-            costs, capture=capture, compile_seconds=compile_seconds, engine_seconds=engine_seconds
+            costs,
+            capture=captures.capture,
+            evaluation_capture_share=captures.evaluation_capture_share,
+            compile_seconds=captures.compile_seconds,
+            engine_seconds=engine_seconds,
         ),
     )
 
@@ -130,7 +132,6 @@ def measure_packing(
     jobs: Sequence[LoraJob],
     rows: Sequence[Sequence[TokenRow]],
     *,
-    is_warm: bool,
     resident_before: int,
     then: Callable[[], None],
 ) -> GridPoint:
@@ -140,7 +141,6 @@ def measure_packing(
         engine: has room for the jobs, and holds none.
         jobs: distinct.
         rows: of each job, a micro batch.
-        is_warm: other packings were measured before: so a CPU's first step is a steady one.
         resident_before: memory of this process before any packing; on a CPU the peak counts from there.
         then: called while the jobs hold their slots.
     """
@@ -152,10 +152,8 @@ def measure_packing(
     try:
         with peak_memory(device, resident_before) as peak:
             seconds = _timed(engine, step)
-        if device.type == "cuda":
-            seconds = _steady_seconds(engine, step)
-        elif not is_warm:
-            seconds = _timed(engine, step)
+        # The first step on a CPU takes new memory, which costs.
+        seconds = _steady_seconds(engine, step) if device.type == "cuda" else min(seconds, _timed(engine, step))
         then()
     finally:
         for job in jobs:
@@ -231,13 +229,15 @@ def _steady_seconds(engine: Engine, step: Mapping[str, Sequence[TokenRow]]) -> f
 
 
 def _grid(
-    jobs: Sequence[LoraJob], rows: Sequence[TokenRow], max_jobs: int
+    jobs: Sequence[LoraJob], rows: Sequence[TokenRow], max_jobs: int, max_tokens: int
 ) -> list[tuple[list[LoraJob], list[list[TokenRow]]]]:
     """Packings over (jobs, adapter_batch_size, length): the corners of the task's own range, far ones first."""
     by_length = sorted((row for row in rows if row.num_labels), key=lambda row: len(row.token_ids))
     largest = max(jobs, key=lambda job: (job.adapter_batch_size, job.lora_rank))
     smallest = min(jobs, key=lambda job: (job.adapter_batch_size, job.lora_rank))
-    many = min(max_jobs, len(jobs))
+    long = [len(row.token_ids) for row in by_length[-largest.adapter_batch_size :]]
+    most = max_tokens * len(long) // (sum(long) * largest.adapter_batch_size)
+    many = min(max_jobs, len(jobs), max(2, most))
     corners = dict.fromkeys(
         (count, job, part)
         for count, part, job in (
@@ -280,7 +280,7 @@ def _telling(points: Sequence[GridPoint], kind: str) -> list[GridPoint]:
 
 
 def _eval_share(engine: Engine, speed: PassSpeed, job: LoraJob, rows: Sequence[TokenRow]) -> float:
-    """Time of an evaluation pass over that of a training pass of as many tokens."""
+    """Time of an evaluated token over that of a trained one."""
     on_gpu = engine.device.type == "cuda"
     most = EVALUATED_TOKENS[engine.device.type]
     labelled = [row for row in rows if row.num_labels]
@@ -298,8 +298,8 @@ def _eval_share(engine: Engine, speed: PassSpeed, job: LoraJob, rows: Sequence[T
             seconds = [_evaluation_seconds(engine, job, chosen, tokens) for _ in range(3 if on_gpu else 2)]
     finally:
         engine.evict(job.job_id)
-    trained = speed.pass_seconds(bucket(tokens) if on_gpu else tokens, with_gradients=True)
-    return min(1.0, min(seconds) / trained)
+    trained = speed.seconds_per_token * (bucket(tokens) if on_gpu else tokens)
+    return min(1.0, min(seconds) / trained) if trained else 1.0
 
 
 def _evaluation_seconds(engine: Engine, job: LoraJob, rows: Sequence[TokenRow], tokens: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from alto_core.engine.capture_choice import PassKind
 from alto_core.engine.checkpoint import write_snapshot
 from alto_core.engine.engine import Engine
 from alto_core.engine.passes import CaptureTime
-from alto_core.scheduling.prediction import PassSpeed, SideCosts, fit_speed
+from alto_core.scheduling.prediction import SideCosts, fit_speed
 
 COMPILING_CAPTURES = 2
 """Layers are compiled for one size first, and for any size at the second."""
@@ -56,31 +57,28 @@ def measure_place(engine: Engine, job: LoraJob, budget: JobBudget, folder: Path)
     )
 
 
-def capture_costs(times: Sequence[CaptureTime]) -> tuple[PassSpeed | None, float]:
+def capture_costs(times: Sequence[CaptureTime]) -> SideCosts:
     """The price of a capture, and the seconds that the first ones took longer.
 
     Args:
         times: of one engine's captures, the first of the process among them, in their order.
-
-    Returns:
-        None and 0 where nothing was captured.
     """
     training = [one for one in times if one.kind is not PassKind.LOSSES]
     evaluation = [one for one in times if one.kind is PassKind.LOSSES]
     if not training:
-        return None, 0.0
+        return SideCosts()
     settled = training[COMPILING_CAPTURES:] or training[-1:]
     price = fit_speed([(one.tokens, one.seconds - one.compile_seconds) for one in settled])
-    share = price.eval_share
+    share = 1.0
     if evaluation:
         last = evaluation[-1]
-        share = min(1.0, (last.seconds - last.compile_seconds) / price.pass_seconds(last.tokens, with_gradients=True))
-    price = PassSpeed(base_seconds=price.base_seconds, seconds_per_token=price.seconds_per_token, eval_share=share)
+        share = min(1.0, (last.seconds - last.compile_seconds) / price.pass_seconds(last.tokens))
+    costs = SideCosts(capture=price, evaluation_capture_share=share)
     known = [*settled, *evaluation[-1:]]
     longer = sum(
         one.compile_seconds
         if one in known
-        else max(0.0, one.seconds - price.pass_seconds(one.tokens, with_gradients=one.kind is not PassKind.LOSSES))
+        else max(0.0, one.seconds - costs.capture_seconds(one.tokens, with_gradients=one.kind is not PassKind.LOSSES))
         for one in times
     )
-    return price, longer
+    return replace(costs, compile_seconds=longer)

@@ -24,15 +24,18 @@ class PassSpeed:
     base_seconds: float
     seconds_per_token: float
     eval_share: float = 1 / 3
-    """Of a training pass's time that an evaluation pass of as many tokens takes: forward alone."""
+    """Of a training token's time that an evaluated token takes: forward alone."""
 
     def step_seconds(self, tokens: float, max_pass_tokens: int) -> float:
         """Of a joint step, cut into passes."""
         return self.base_seconds * max(1, math.ceil(tokens / max_pass_tokens)) + self.seconds_per_token * tokens
 
-    def pass_seconds(self, tokens: float, *, with_gradients: bool) -> float:
+    def pass_seconds(self, tokens: float) -> float:
         """Of one pass."""
-        return (1.0 if with_gradients else self.eval_share) * (self.base_seconds + self.seconds_per_token * tokens)
+        return self.base_seconds + self.seconds_per_token * tokens
+
+    def evaluation_seconds(self, tokens: float) -> float:
+        return self.eval_share * self.seconds_per_token * tokens
 
     def on_ranks(self, num_ranks: int) -> PassSpeed:
         """Of as many passes side by side, counted as one."""
@@ -44,7 +47,9 @@ class SideCosts:
     """What a task pays beside its passes, in seconds."""
 
     capture: PassSpeed | None = None
-    """Of a pass that is captured, with a run before it; None: passes are not captured."""
+    """Of a training pass that is captured, with a run before it; None: passes are not captured."""
+    evaluation_capture_share: float = 1.0
+    """Of it, what the capture of an evaluation pass takes."""
     compile_seconds: float = 0.0
     """That the first passes of a process take longer, to compile the model's layers and kernels."""
     load_seconds: float = 0.0
@@ -61,6 +66,12 @@ class SideCosts:
     """To write its state, beside the training of others."""
     state_bytes: float = 0.0
     """Of its state."""
+
+    def capture_seconds(self, tokens: float, *, with_gradients: bool) -> float:
+        """Of one pass."""
+        if self.capture is None:
+            return 0.0
+        return self.capture.pass_seconds(tokens) * (1.0 if with_gradients else self.evaluation_capture_share)
 
     def once_loaded(self, *, is_compiled: bool) -> SideCosts:
         """What is left to pay in a process that has loaded the model, and perhaps compiled it."""

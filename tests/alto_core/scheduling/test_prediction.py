@@ -34,8 +34,12 @@ def test_speed_is_fitted_and_never_negative() -> None:
 
 def test_a_step_pays_for_each_of_its_passes_and_an_evaluation_its_share() -> None:
     assert SPEED.step_seconds(250, 100) == pytest.approx(3 * 1.0 + 2.5)
-    assert SPEED.pass_seconds(100, with_gradients=True) == pytest.approx(2.0)
-    assert SPEED.pass_seconds(100, with_gradients=False) == pytest.approx(1.0)
+    assert SPEED.pass_seconds(100) == pytest.approx(2.0)
+    assert SPEED.evaluation_seconds(100) == pytest.approx(0.5)
+    costs = SideCosts(capture=SPEED, evaluation_capture_share=0.25)
+    assert costs.capture_seconds(100, with_gradients=True) == pytest.approx(2.0)
+    assert costs.capture_seconds(100, with_gradients=False) == pytest.approx(0.5)
+    assert SideCosts().capture_seconds(100, with_gradients=True) == 0.0
 
 
 def test_early_exit_shortens_what_goes_by_steps_and_past_tasks_outweigh_the_prior() -> None:
