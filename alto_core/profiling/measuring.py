@@ -20,6 +20,7 @@ from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.capture_choice import bucket
 from alto_core.engine.engine import Engine
+from alto_core.profiling.grid import grid_of, num_tokens
 from alto_core.profiling.side_costs import capture_costs, measure_place
 from alto_core.scheduling.memory_model import ModelShape, PassSize, fit_memory
 from alto_core.scheduling.model_profile import GridPoint, ModelProfile
@@ -31,9 +32,10 @@ MAX_JOBS = {"cpu": 4, "cuda": 8}
 """Side by side in a measured packing."""
 MAX_PACKING_TOKENS = {"cpu": 512, "cuda": 2**30}
 """Of a measured packing with more than one job."""
-STEADY_STEPS = 8
+STEADY_STEPS = 5
 """That a GPU makes in a row to be timed."""
-MIN_POINTS = 2
+MIN_POINTS = {"cpu": 2, "cuda": 3}
+"""However long they take: the first two captures of a GPU compile, the third shows what a capture takes."""
 EVALUATED_TOKENS = {"cpu": 256, "cuda": 4096}
 """Of the pass that tells how long an evaluation takes."""
 BUDGET = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
@@ -64,8 +66,8 @@ def measure_grid(
     """
     started = time.perf_counter()
     kind = backbone.device.type
-    packings = _grid(jobs, rows, MAX_JOBS[kind], MAX_PACKING_TOKENS[kind])
-    packings = [one for one in packings if _num_tokens(one) <= max_tokens] or [min(packings, key=_num_tokens)]
+    packings = grid_of(jobs, rows, MAX_JOBS[kind], MAX_PACKING_TOKENS[kind])
+    packings = [one for one in packings if num_tokens(one) <= max_tokens] or [min(packings, key=num_tokens)]
     together = max((packing for packing, _ in packings), key=len)
     points: list[GridPoint] = []
     costs = SideCosts()
@@ -87,13 +89,14 @@ def measure_grid(
 
     def note_place() -> None:
         nonlocal costs
-        if len(points) < MIN_POINTS:
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                costs = measure_place(engine, packing[0], BUDGET, Path(place))
+        if not points:
+            for _ in range(2):  # the second time nothing is new any more
+                with tempfile.TemporaryDirectory(dir=folder) as place:
+                    costs = measure_place(engine, packing[0], BUDGET, Path(place))
 
     try:
         for packing, chosen in packings:
-            if len(points) >= MIN_POINTS and time.perf_counter() - started > PROFILE_SECONDS[kind]:
+            if len(points) >= MIN_POINTS[kind] and time.perf_counter() - started > PROFILE_SECONDS[kind]:
                 break
             try:
                 points.append(measure_packing(engine, packing, chosen, resident_before=resident, then=note_place))
@@ -102,7 +105,7 @@ def measure_grid(
                     raise
                 break
         speed = fit_speed([(point.size.tokens, point.seconds) for point in points])
-        speed = dataclasses.replace(speed, eval_share=_eval_share(engine, speed, together[0], rows))
+        speed = dataclasses.replace(speed, eval_share=_eval_share(engine, speed, together[0], rows, points))
         times = engine.take_capture_times()
     finally:
         closing = time.perf_counter()
@@ -228,46 +231,6 @@ def _steady_seconds(engine: Engine, step: Mapping[str, Sequence[TokenRow]]) -> f
     return max(seconds - first, seconds / 2) / STEADY_STEPS
 
 
-def _grid(
-    jobs: Sequence[LoraJob], rows: Sequence[TokenRow], max_jobs: int, max_tokens: int
-) -> list[tuple[list[LoraJob], list[list[TokenRow]]]]:
-    """Packings over (jobs, adapter_batch_size, length): the corners of the task's own range, far ones first."""
-    by_length = sorted((row for row in rows if row.num_labels), key=lambda row: len(row.token_ids))
-    largest = max(jobs, key=lambda job: (job.adapter_batch_size, job.lora_rank))
-    smallest = min(jobs, key=lambda job: (job.adapter_batch_size, job.lora_rank))
-    long = [len(row.token_ids) for row in by_length[-largest.adapter_batch_size :]]
-    most = max_tokens * len(long) // (sum(long) * largest.adapter_batch_size)
-    many = min(max_jobs, len(jobs), max(2, most))
-    corners = dict.fromkeys(
-        (count, job, part)
-        for count, part, job in (
-            (1, "short", smallest),
-            (many, "long", largest),
-            (many, "short", largest),
-            (1, "long", largest),
-            (many, "short", smallest),
-            (1, "long", smallest),
-        )
-    )
-    packings = []
-    for count, job, part in corners:
-        needed = count * job.adapter_batch_size
-        pool = by_length[-needed:] if part == "long" else by_length[len(by_length) // 4 :][:needed]
-        filled = [pool[i % len(pool)] for i in range(needed)]
-        size = job.adapter_batch_size
-        packings.append(
-            (
-                [dataclasses.replace(job, gradient_accumulation=1, seed=seed) for seed in range(count)],
-                [filled[i * size : (i + 1) * size] for i in range(count)],
-            )
-        )
-    return packings
-
-
-def _num_tokens(packing: tuple[list[LoraJob], list[list[TokenRow]]]) -> int:
-    return sum(len(row.token_ids) for part in packing[1] for row in part)
-
-
 def _telling(points: Sequence[GridPoint], kind: str) -> list[GridPoint]:
     """Points whose memory says something: a process keeps what it freed, which hides smaller packings after larger."""
     if kind == "cuda":
@@ -279,10 +242,12 @@ def _telling(points: Sequence[GridPoint], kind: str) -> list[GridPoint]:
     return found
 
 
-def _eval_share(engine: Engine, speed: PassSpeed, job: LoraJob, rows: Sequence[TokenRow]) -> float:
-    """Time of an evaluated token over that of a trained one."""
+def _eval_share(
+    engine: Engine, speed: PassSpeed, job: LoraJob, rows: Sequence[TokenRow], points: Sequence[GridPoint]
+) -> float:
+    """Time of an evaluated token over that of a trained one, in a pass no larger than a measured one."""
     on_gpu = engine.device.type == "cuda"
-    most = EVALUATED_TOKENS[engine.device.type]
+    most = min(EVALUATED_TOKENS[engine.device.type], max(point.num_tokens for point in points))
     labelled = [row for row in rows if row.num_labels]
     engine.admit(job, BUDGET)
     try:

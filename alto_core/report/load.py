@@ -20,8 +20,8 @@ from alto_core.whole_files import whole_file
 if TYPE_CHECKING:
     from alto_core.early_exit.curves import Curve
 
-LOGGED_KINDS = ("stage", "gate", "exit", "score", "registered", "warning", "error")
-"""Events that decide something, or explain what was decided."""
+LOGGED_KINDS = ("stage", "forecast", "gate", "exit", "score", "registered", "warning", "error")
+"""Events that decide something, explain what was decided, or say what was expected."""
 
 
 def build_report(task_id: str, settings: Settings, out: Path | None = None) -> Path:
