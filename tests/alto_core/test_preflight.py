@@ -40,12 +40,17 @@ def test_a_model_is_measured_once_and_its_profile_used_again(
     assert workspace.store.profile("tiny-1") == measured
     (event,) = [e for e in workspace.store.events("tiny-1") if e.kind == "forecast"]
     assert event.numbers["seconds_left"] == expected.seconds and "6 jobs in 1 wave" in event.text
+    assert event.numbers["training_seconds"] == expected.terms.training > 0
+    assert event.numbers["compilation_seconds"] == event.numbers["captures_seconds"] == 0, "a CPU captures nothing"
 
     monkeypatch.setattr(alto_core.preflight, "measure_grid", None)  # a call would fail
     again, _ = profile_task(made(tiny_task(), "tiny-2"))
     assert again.seconds_per_step == measured.seconds_per_step
     estimate = estimate_task(plan_task(tiny_task()), load_settings(), None)
     assert estimate.basis == "measured" and estimate.forecast
+    # The same task in a process that has yet to load the model.
+    assert estimate.forecast.terms.start > expected.terms.start
+    assert estimate.forecast.terms.training == pytest.approx(expected.terms.training)
 
 
 def test_an_estimate_and_the_queue_know_on_how_many_devices_a_task_trains(tiny_task: Callable[..., TuningTask]) -> None:

@@ -86,7 +86,7 @@ def run_filled_up(self: PassRunner, kind: PassKind, work: PassWork) -> Tensor:
     needed = shape_of(
         work.batch, work.specs, lora_rank=8, has_dropout=False, pairs=0 if pairs is None else len(pairs.pair_weights_M)
     )
-    shape = self._roomy(needed, None)
+    shape = self._choice.choose(kind, needed).shape
     assert shape.holds(needed) and shape.tokens > needed.tokens
     inputs = PassInputs(shape, CPU)
     for _ in range(2):  # the second time over what the first left

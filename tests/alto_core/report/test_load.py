@@ -80,7 +80,8 @@ def recorded(settings: Settings, task: TuningTask, report_data: ReportData) -> s
     ]
     progress = [EventDraft(kind="progress", text="", numbers={"tokens_per_second": speed}) for speed in (1, 187, 900)]
     stage = EventDraft(kind="stage", text=Stage.WARMUP)
-    store.append_events(task_id, [stage, *exits, *progress, EventDraft(kind="warning", text="the disk is nearly full")])
+    forecast = EventDraft(kind="forecast", text="about 3 min 05 s, 4 jobs in 1 wave")
+    store.append_events(task_id, [stage, forecast, *exits, *progress, EventDraft(kind="warning", text="the disk is nearly full")])
     store.end_task(task_id, TaskState.FINISHED)
     runs.close(TaskState.FINISHED)
     return task_id
@@ -107,7 +108,7 @@ def test_what_was_recorded_comes_back(settings: Settings, recorded: str, report_
     assert path == settings.task_folder(recorded) / "report.html"
     page = path.read_text(encoding="utf-8")
     assert page.count('class="job fate-') == 2 * len(report_data.jobs)
-    assert "the disk is nearly full" in page
+    assert "the disk is nearly full" in page and "about 3 min 05 s, 4 jobs in 1 wave" in page
 
 
 def test_an_unknown_task_is_a_store_error(settings: Settings) -> None:

@@ -34,6 +34,15 @@ def test_it_says_what_fits_on_a_gpu_that_is_not_here(invoke: Invoke, file: Path)
         assert part in result.stdout
 
 
+def test_the_terms_of_the_time_are_told(invoke: Invoke, file: Path) -> None:
+    content = json.loads(invoke("estimate", str(file), "--gpu", "t4-16", "--json").stdout)
+    assert content["terms"]["training"] > 0 and content["terms"]["captures"] == 0, "nothing was measured of captures"
+    assert sum(content["terms"].values()) == pytest.approx(content["seconds_without_exit"])
+    text = yaml.safe_load(file.read_text()) | {"budget": {"steps": 20_000}}
+    file.write_text(yaml.safe_dump(text))
+    assert "without exits   training " in invoke("estimate", str(file), "--gpu", "t4-16").stdout
+
+
 def test_without_a_profile_this_machine_gets_memory_and_no_time(invoke: Invoke, file: Path) -> None:
     result = invoke("estimate", str(file), "--json")
     content = json.loads(result.stdout)
