@@ -27,7 +27,7 @@ def measure_place(engine: Engine, job: LoraJob, budget: JobBudget, folder: Path)
     """What it costs to give a job its slot, to let it go and to bring it back, for each of its rank rows.
 
     Args:
-        engine: in which the job has trained; afterwards it holds a slot again, at its start.
+        engine: in which the job has trained; afterwards it holds a slot again, as it was.
         job: whose costs they are.
         budget: of the job.
         folder: gets the job's state and adapter.
@@ -45,9 +45,9 @@ def measure_place(engine: Engine, job: LoraJob, budget: JobBudget, folder: Path)
     exporting, _ = timed(lambda: engine.export(job.job_id, folder / "adapter"))
     writing, _ = timed(lambda: write_snapshot(snapshot, folder / "state"))
     engine.evict(job.job_id)
-    restoring, _ = timed(lambda: engine.restore(job, budget, folder / "state"))
-    engine.evict(job.job_id)
     admitting, _ = timed(lambda: engine.admit(job, budget))
+    engine.evict(job.job_id)
+    restoring, _ = timed(lambda: engine.restore(job, budget, folder / "state"))
     return SideCosts(
         admit_seconds=admitting,
         restore_seconds=restoring,

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from alto_core.domain import LoraJob, StepRecord
+from alto_core.engine.capture_choice import PassKind
 from alto_core.engine.engine import Engine
 from alto_core.engine.layer_probe import measure_layers
 
@@ -164,6 +165,19 @@ def test_a_smaller_pass_is_filled_up_to_a_captured_one(tiny: Any) -> None:
             losses.append([by_count[count] for count in sorted(counts)])
             assert (engine._runner.num_captures == 1) == (counts[0] == max(counts))
     assert losses[0] == pytest.approx(losses[1], abs=TOLERANCE / 2)
+
+
+def test_each_capture_tells_what_it_took(tiny: Any) -> None:
+    job, rows = tiny.job(), tiny.rows(3)
+    with engine_of(tiny) as engine:
+        engine.admit(job, tiny.budget())
+        for _ in range(2):
+            engine.step({job.job_id: rows})
+        engine.evaluate([job.job_id], rows, max_tokens=1000)
+        times = engine.take_capture_times()
+        assert [one.kind for one in times] == [PassKind.UPDATE, PassKind.LOSSES]
+        assert all(0 <= one.compile_seconds < one.seconds and one.tokens % 64 == 0 for one in times)
+        assert engine.take_capture_times() == ()
 
 
 def test_a_job_that_is_not_finite_leaves_its_neighbours_bit_for_bit(tiny: Any) -> None:

@@ -81,7 +81,9 @@ def recorded(settings: Settings, task: TuningTask, report_data: ReportData) -> s
     progress = [EventDraft(kind="progress", text="", numbers={"tokens_per_second": speed}) for speed in (1, 187, 900)]
     stage = EventDraft(kind="stage", text=Stage.WARMUP)
     forecast = EventDraft(kind="forecast", text="about 3 min 05 s, 4 jobs in 1 wave")
-    store.append_events(task_id, [stage, forecast, *exits, *progress, EventDraft(kind="warning", text="the disk is nearly full")])
+    store.append_events(
+        task_id, [stage, forecast, *exits, *progress, EventDraft(kind="warning", text="the disk is nearly full")]
+    )
     store.end_task(task_id, TaskState.FINISHED)
     runs.close(TaskState.FINISHED)
     return task_id
