@@ -29,13 +29,11 @@ from alto_core.domain import (
     Verdict,
 )
 from alto_core.engine.adapter_parallel import AnyEngine
+from alto_core.engine.validation import evaluation_tokens
 from alto_core.errors import EngineError, ModelError
 from alto_core.evaluation.preference import preference_measures
 from alto_core.interruption import StopQuestion, TaskStopped, never
 from alto_core.scheduling.intra_task import Capacity, JobSize, admit, without
-
-MAX_EVAL_TOKENS = 8192
-"""Tokens of one evaluation batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +67,8 @@ class Executor:
         data: the task's tokenized rows; validation rows are the same for all jobs.
         data_seed: seeds the order of rows; the same for all jobs of a task.
         step_tokens: token budget of a joint step.
-        max_eval_tokens: of one evaluation pass. It changes speed and memory, not the numbers.
+        max_eval_tokens: of one evaluation pass; None: as `evaluation_tokens` says. It changes speed and memory, not the
+            numbers.
         asked_to_stop: asked after every joint step.
         checkpoints: writes states, and cuts where it has a log for them.
         session: what the cuts belong to; the same before and after a resume.
@@ -82,7 +81,7 @@ class Executor:
         *,
         data_seed: int,
         step_tokens: float = math.inf,
-        max_eval_tokens: int = MAX_EVAL_TOKENS,
+        max_eval_tokens: int | None = None,
         asked_to_stop: StopQuestion = never,
         checkpoints: Checkpointer | None = None,
         session: Session | None = None,
@@ -93,7 +92,7 @@ class Executor:
         self._capacity = Capacity(num_slots=engine.num_slots, rank_rows=engine.rank_rows, step_tokens=step_tokens)
         rows = data.train.rows
         self._mean_row = sum(len(row.token_ids) for row in rows) / len(rows)
-        self._eval_tokens = max_eval_tokens
+        self._eval_tokens = max_eval_tokens or evaluation_tokens(engine.max_pass_tokens)
         self._joined: list[str] = []
         self._failures: list[JobFailure] = []
         self._shortages: list[MemoryShortage] = []

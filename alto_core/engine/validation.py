@@ -21,7 +21,11 @@ from alto_core.engine.losses import sums_by_row
 from alto_core.engine.objective import LabelFields
 from alto_core.engine.pass_inputs import NOBODY
 from alto_core.engine.passes import PassRunner, PassWork
+from alto_core.engine.step import even_passes
 from kernels.segments import SegmentSpec
+
+EVALUATION_TOKENS = 8192
+"""Of an evaluation pass, where training passes have fewer."""
 
 Item = tuple[int, int]
 """Number of the adapter, number of the row."""
@@ -61,6 +65,11 @@ def side_losses(
     return sums
 
 
+def evaluation_tokens(max_pass_tokens: int) -> int:
+    """Tokens of an evaluation pass, where training passes have at most so many: without gradients it takes less."""
+    return max(EVALUATION_TOKENS, max_pass_tokens)
+
+
 def evaluation_passes(
     num_adapters: int, rows: Sequence[TokenRow], max_tokens: int, *, share_prompts: bool
 ) -> Iterator[list[Item]]:
@@ -73,17 +82,10 @@ def evaluation_passes(
         share_prompts: as in `packed_tokens`.
     """
     by_length = sorted((i for i, row in enumerate(rows) if row.num_labels), key=lambda i: len(rows[i].token_ids))
-    items: list[Item] = []
-    tokens = 0
-    for adapter_number, row_number in itertools.product(range(num_adapters), by_length):
-        length = packed_tokens(rows[row_number], share_prompts=share_prompts)
-        if items and tokens + length > max_tokens:
-            yield items
-            items, tokens = [], 0
-        items.append((adapter_number, row_number))
-        tokens += length
-    if items:
-        yield items
+    items = list(itertools.product(range(num_adapters), by_length))
+    sizes = [packed_tokens(rows[row_number], share_prompts=share_prompts) for _, row_number in items]
+    for together in even_passes(sizes, max_tokens):
+        yield [items[i] for i in together]
 
 
 def _work(

@@ -15,15 +15,13 @@ from alto_core.domain import RowLosses
 from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.engine.engine import UNTUNED
 from alto_core.engine.sampling import Sampling
+from alto_core.engine.validation import evaluation_tokens
 from alto_core.errors import TaskFileError
 from alto_core.evaluation.intervals import loss_standard_error, mean_interval
 from alto_core.evaluation.metrics import text_metric
 from alto_core.evaluation.multiple_choice import choice_rows, chosen
 from alto_core.evaluation.preference import pair_scores
 from alto_core.outcomes import Score
-
-MAX_EVAL_TOKENS = 8192
-"""Tokens of one pass; changes speed and memory, not the numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,7 @@ def evaluate_adapters(
         TaskFileError: the metric fails on the answers of every adapter.
     """
     names = [job_id or UNTUNED for job_id in job_ids]
-    losses = engine.evaluate(names, split.rows, max_tokens=MAX_EVAL_TOKENS)
+    losses = engine.evaluate(names, split.rows, max_tokens=evaluation_tokens(engine.max_pass_tokens))
     answers: list[tuple[str, ...]] = [()] * len(job_ids)
     scores: list[tuple[float, ...]] = [()] * len(job_ids)
     faults: list[TaskFileError | None] = [None] * len(job_ids)
@@ -175,5 +173,5 @@ def _choose(
     engine: AnyEngine, split: SplitData, names: Sequence[str], choices: Sequence[str], codec: TextCodec
 ) -> list[tuple[str, ...]]:
     rows = choice_rows(split.generation_rows, split.rows, choices, codec.encode)
-    losses = engine.evaluate(list(names), rows, max_tokens=MAX_EVAL_TOKENS)
+    losses = engine.evaluate(list(names), rows, max_tokens=evaluation_tokens(engine.max_pass_tokens))
     return [tuple(chosen(losses[name], choices)) for name in names]

@@ -19,8 +19,7 @@ from alto_core.domain import LoraJob
 from alto_core.engine.capture_choice import CaptureChoice, PassKind
 from alto_core.engine.pass_inputs import PassShape
 from alto_core.engine.step import even_passes, micro_steps
-from alto_core.engine.validation import evaluation_passes
-from alto_core.executor import MAX_EVAL_TOKENS
+from alto_core.engine.validation import evaluation_passes, evaluation_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,8 @@ class EngineAhead:
 
     def _shapes_of_evaluation(self, num_jobs: int) -> tuple[PassShape, ...]:
         shapes = []
-        for items in evaluation_passes(num_jobs, self._validation_rows, MAX_EVAL_TOKENS, share_prompts=True):
+        max_tokens = evaluation_tokens(self._max_tokens)
+        for items in evaluation_passes(num_jobs, self._validation_rows, max_tokens, share_prompts=True):
             parts = [[self._validation[row] for number, row in items if number == adapter] for adapter in dict(items)]
             # The losses of pairs are not compared here.
             shapes.append(dataclasses.replace(self._shape(parts, has_dropout=False), pairs=0))
