@@ -57,9 +57,7 @@ def paged_attention(
     if choice is Implementation.TRITON and query_NHD.shape[-1] >= MIN_TRITON_WIDTH:
         from kernels.triton_paged_attention import attend  # cannot be imported without Triton
 
-        return attend(
-            query_NHD, keys_FKD, values_FKD, pages_NM, counts_N, scale=scale, window=window, softcap=softcap
-        )
+        return attend(query_NHD, keys_FKD, values_FKD, pages_NM, counts_N, scale=scale, window=window, softcap=softcap)
     return paged_attention_twin(
         query_NHD,
         keys_FKD,
@@ -106,6 +104,8 @@ def paged_attention_twin(
     else:
         scores_NKGC = torch.tanh(query_NKGD @ keys_NKCD.transpose(-1, -2) * scale / softcap) * softcap
         scores_NKGC = scores_NKGC.masked_fill(~seen_N11C, float("-inf"))
-        weights_NKGC = functional.softmax(scores_NKGC, dim=-1, dtype=torch.promote_types(query_NHD.dtype, torch.float32))
+        weights_NKGC = functional.softmax(
+            scores_NKGC, dim=-1, dtype=torch.promote_types(query_NHD.dtype, torch.float32)
+        )
         out_NKGD = weights_NKGC.to(query_NHD.dtype) @ values_NKCD
     return out_NKGD.reshape(num_rows, -1, width)

@@ -65,7 +65,9 @@ def paged_attention_kernel(
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         largest = higher
     out_rows = row.to(tl.int64) * (KEY_HEADS * GROUP) + query_heads
-    tl.store(out + out_rows[:, None] * WIDTH + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=live_gd)
+    tl.store(
+        out + out_rows[:, None] * WIDTH + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=live_gd
+    )
 
 
 def attend(

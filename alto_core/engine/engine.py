@@ -346,6 +346,7 @@ class Engine:
             stop_token_ids=stop_token_ids,
             max_rows=max_rows,
             sampling=sampling,
+            capture=self._runner.captures,
         )
 
     def close(self) -> None:

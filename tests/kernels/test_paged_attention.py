@@ -81,9 +81,7 @@ def test_twin_equals_the_formula_and_reads_nothing_else(shape: tuple[int, int, i
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_kernel_equals_the_formula(
-    shape: tuple[int, int, int], options: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_kernel_equals_the_formula(shape: tuple[int, int, int], options: dict[str, Any], dtype: torch.dtype) -> None:
     from kernels.triton_paged_attention import attend
 
     inputs = problem(*shape, dtype)
