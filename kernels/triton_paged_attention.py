@@ -17,8 +17,11 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from kernels.paged_attention import PAGE_PLACES
+from kernels.triton_tuning import Tiles
 
-BLOCK_BYTES = 16384
+TILES = Tiles(block_tokens=64, block_width=0, num_warps=4, num_stages=3)
+"""Not in the table of `triton_tuning`: `benchmarks/bench_paged_attention.py` compares some."""
+TILE_BYTES = 16384
 """Of one tile of keys, at most: several tiles of keys and values of several programs fit a multiprocessor."""
 
 
@@ -80,20 +83,26 @@ def attend(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    tiles: Tiles | None = None,
 ) -> Tensor:
-    """`paged_attention` on the kernel; heads of 16 elements at least."""
+    """`paged_attention` on the kernel; heads of 16 elements at least.
+
+    Args:
+        tiles: other than `TILES`; `block_tokens` places are read at a time, at most as many as `TILE_BYTES` hold.
+    """
     num_rows, heads, width = query_NHD.shape
     key_heads = keys_FKD.shape[1]
     assert keys_FKD.is_contiguous() and values_FKD.is_contiguous() and query_NHD.stride(2) == 1
     out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype, device=query_NHD.device)
     width_block = triton.next_power_of_2(width)
-    block = max(16, min(64, BLOCK_BYTES // (width_block * keys_FKD.element_size())))
+    tiles = tiles or TILES
+    block = max(16, min(tiles.block_tokens, TILE_BYTES // (width_block * keys_FKD.element_size())))
     paged_attention_kernel[(num_rows * key_heads,)](
         out_NHD, query_NHD, keys_FKD, values_FKD, pages_NM, counts_N,
         pages_NM.stride(0), scale, query_NHD.stride(0), query_NHD.stride(1),
         KEY_HEADS=key_heads, GROUP=heads // key_heads, GROUP_BLOCK=max(16, triton.next_power_of_2(heads // key_heads)),
         WIDTH=width, WIDTH_BLOCK=width_block, PAGE=PAGE_PLACES, BLOCK=block,
         WINDOW=window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if query_NHD.dtype == torch.float32 else "tf32",
-        num_warps=4, num_stages=3,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out_NHD

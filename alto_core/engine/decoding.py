@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Self
 
 import torch
@@ -101,18 +102,15 @@ class Decoder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Give the graphs' memory back."""
         for graph, _ in self._captured.values():
             assert self._graphs is not None
             self._graphs.forget(graph)
         self._captured.clear()
         self._step_inputs = None
-
-    @property
-    def num_captures(self) -> int:
-        """Captured sizes."""
-        return len(self._captured)
 
     def read_prompts(self, rows: Sequence[NewRow], tokens_by_adapter: Sequence[int]) -> None:
         """Fill the caches of rows that lie by adapter, and choose their first tokens."""
@@ -161,8 +159,8 @@ class Decoder:
             self._captured[size][0].replay()
         else:
             with self._graphs.warming_up():
-                self._run(inputs, most_places)
-            graph, _ = self._graphs.capture(lambda: self._run(inputs, most_places))
+                self._run(inputs, self._states.max_places)
+            graph, _ = self._graphs.capture(lambda: self._run(inputs, self._states.max_places))
             self._captured[size], self._filled_flops = (graph, inputs), 0
 
     def _size(self, num_rows: int) -> int:

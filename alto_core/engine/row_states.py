@@ -19,6 +19,7 @@ from torch import Tensor
 
 from alto_core.engine.cached_attention import SPARE_PAGE
 from alto_core.engine.sampling import Sampling, drawn, likeliest
+from kernels.paged_attention import PAGE_PLACES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,11 @@ class RowStates:
         self._answers_RA = torch.zeros(count, length + 1, dtype=torch.long, device=device)
         self._draws_RA = torch.zeros(count, 0 if rules.sampling is None else length, device=device)
         self._stops = torch.tensor(rules.stop_token_ids, dtype=torch.long, device=device)
+
+    @property
+    def max_places(self) -> int:
+        """That any row can have."""
+        return int(self.pages_RM.shape[1]) * PAGE_PLACES
 
     @property
     def no_row(self) -> int:
