@@ -281,8 +281,8 @@ def measure(options: argparse.Namespace) -> None:
 
     from alto_core.config import ModelSection
     from alto_core.domain import JobBudget
-    from alto_core.engine.backbone import load_backbone
     from alto_core.engine import generation
+    from alto_core.engine.backbone import load_backbone
     from alto_core.engine.engine import Engine
 
     # for all alike: by itself it depends on how much there is to answer

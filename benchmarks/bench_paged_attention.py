@@ -38,7 +38,7 @@ CASES = (
     Case(name="Llama-3.2-1B", rows=2048, shortest=60, longest=300, heads=32, key_heads=8),
     Case(name="Llama-3.2-1B", rows=16, shortest=3000, longest=4000, heads=32, key_heads=8),
 )
-BLOCKS, WARPS, STAGES = (32, 64, 128), (2, 4, 8), (2, 3, 4)
+BLOCKS, WARPS, STAGES = (32, 64, 128), (2, 4), (2, 3, 4)
 
 
 def inputs_of(case: Case) -> dict[str, Any]:
@@ -98,27 +98,28 @@ def padded(case: Case, inputs: dict[str, Any]) -> Callable[[], object]:
     return lambda: functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 
 
-def main() -> None:
+def compare(case: Case, rate: float) -> None:
+    """Print the best tiles beside those that are used."""
     from kernels.triton_paged_attention import TILES, attend
     from kernels.triton_tuning import Tiles
 
+    inputs = inputs_of(case)
+    num_bytes = 2 * 2 * int(inputs["counts_N"].sum()) * case.key_heads * case.width
+    print(f"{case}: torch, padded {milliseconds(padded(case, inputs)):.3f} ms")
+    tried = [
+        Tiles(block_tokens=block, block_width=0, num_warps=warps, num_stages=stages)
+        for block, warps, stages in itertools.product(BLOCKS, WARPS, STAGES)
+    ]
+    found = sorted((milliseconds(lambda tiles=tiles: attend(**inputs, tiles=tiles)), str(tiles)) for tiles in tried)
+    for spent, tiles in [(milliseconds(lambda: attend(**inputs)), f"as it is, {TILES}"), *found[:4]]:
+        print(f"  {spent:.3f} ms, share {num_bytes / rate / spent:.2f}: {tiles}", flush=True)
+
+
+def main() -> None:
     rate = copy_rate()
     print(f"copy {rate / 1e9:.2f} TB/s")
     for case in CASES:
-        inputs = inputs_of(case)
-        num_bytes = 2 * 2 * int(inputs["counts_N"].sum()) * case.key_heads * case.width
-        found = {}
-        for block, warps, stages in itertools.product(BLOCKS, WARPS, STAGES):
-            tiles = Tiles(block_tokens=block, block_width=0, num_warps=warps, num_stages=stages)
-            found[tiles] = milliseconds(lambda tiles=tiles: attend(**inputs, tiles=tiles))
-        own = milliseconds(lambda: attend(**inputs))
-        best = sorted(found.items(), key=lambda item: item[1])[:4]
-        print(f"{case}: torch, padded {milliseconds(padded(case, inputs)):.3f} ms")
-        for tiles, spent in [(TILES, own), *best]:
-            print(
-                f"  {spent:.3f} ms, share {num_bytes / rate / spent:.2f}: {tiles.block_tokens} places, "
-                f"{tiles.num_warps} warps, {tiles.num_stages} stages{' (as it is)' if tiles is TILES else ''}"
-            )
+        compare(case, rate)
 
 
 if __name__ == "__main__":
