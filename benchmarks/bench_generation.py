@@ -200,6 +200,8 @@ def look_at_steps(work: Work, rows: int) -> None:
         for job_ids, count in ((work.job_ids, rows), (work.job_ids[:1], alone)):
             answer = steps_of(work, job_ids, count)
             answer(2)  # compiles and loads
+            _, seconds = timed(lambda answer=answer: answer(1))
+            print(f"{how}: prompts of {count} rows read in {seconds:.2f} s", flush=True)
             milliseconds = step_milliseconds(answer)
             print(
                 f"{how}: one step of {len(job_ids)} adapters, {count} rows: {milliseconds:.2f} ms, "

@@ -41,7 +41,7 @@ def paged_attention(
     """See above. On CUDA it waits for nothing and may be captured.
 
     Args:
-        query_NHD: any strides but the last.
+        query_NHD: any strides.
         keys_FKD, values_FKD: contiguous, dtype of the query.
         pages_NM: int32, numbers of pages.
         counts_N: int32, places that each row looks at, 1 at least.

@@ -92,8 +92,9 @@ def attend(
     """
     num_rows, heads, width = query_NHD.shape
     key_heads = keys_FKD.shape[1]
-    assert keys_FKD.is_contiguous() and values_FKD.is_contiguous() and query_NHD.stride(2) == 1
-    out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype, device=query_NHD.device)
+    assert keys_FKD.is_contiguous() and values_FKD.is_contiguous()
+    query_NHD = query_NHD if query_NHD.stride(2) == 1 else query_NHD.contiguous()
+    out_NHD = query_NHD.new_empty(query_NHD.shape)
     width_block = triton.next_power_of_2(width)
     tiles = tiles or TILES
     block = max(16, min(tiles.block_tokens, TILE_BYTES // (width_block * keys_FKD.element_size())))
