@@ -11,8 +11,7 @@ held against the best of all. The time of one step with all rows in it, and the 
 
 Everything is written as it is measured, the parts in the order of their weight, and nothing begins after the minutes
 are over. Needs torch, transformers, pydantic, PyYAML and psutil; without PEFT its rows are left out. Tokens are those
-of answers, stop tokens not counted. This engine's layers are compiled throughout, as in a process that has trained and
-generated before; --as-they-are leaves them as transformers wrote them.
+of answers, stop tokens not counted.
 """
 
 from __future__ import annotations
@@ -89,15 +88,12 @@ class Work:
     """What is to be answered, and by whom."""
 
     engine: Any
+    model: Any
     job_ids: list[str]
     prompts: list[tuple[int, ...]]
     stop_token_ids: tuple[int, ...]
     pad_token_id: int
     max_new_tokens: int
-
-    @property
-    def on_cuda(self) -> bool:
-        return bool(self.engine.device.type == "cuda")
 
 
 def read_rows(file: Path, tokenizer: Any, limit: int | None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -191,12 +187,12 @@ def steps_of(work: Work, job_ids: Sequence[str], rows: int) -> Callable[[int], o
 
 
 def look_at_steps(work: Work, rows: int) -> None:
-    """Print what a step takes and what of it goes where, as the model's layers are and compiled."""
-    from alto_core.engine import generation
+    """Print what a step takes and what of it goes where: with layers as transformers wrote them, then compiled."""
+    from alto_core.engine.regional_compile import compile_layers, uncompile_layers
 
-    before, alone = generation.COMPILE_FLOPS, min(rows, len(work.prompts))
-    for flops, how in ((float("inf"), "layers as they are"), (0.0, "layers compiled")):
-        generation.COMPILE_FLOPS = flops
+    alone = min(rows, len(work.prompts))
+    for change, how in ((uncompile_layers, "layers as they are"), (compile_layers, "layers compiled")):
+        change(work.model)
         for job_ids, count in ((work.job_ids, rows), (work.job_ids[:1], alone)):
             answer = steps_of(work, job_ids, count)
             answer(2)  # compiles and loads
@@ -208,9 +204,8 @@ def look_at_steps(work: Work, rows: int) -> None:
                 f"{1e3 * count / milliseconds:.0f} tokens/s",
                 flush=True,
             )
-            for line in describe(profile_step(answer)) if work.on_cuda else ():
+            for line in describe(profile_step(answer)):
                 print("   ", line, flush=True)
-    generation.COMPILE_FLOPS = before
 
 
 def answer_with_peft(work: Work, model: Any, count: int, max_rows: int) -> Measured:
@@ -283,12 +278,9 @@ def measure(options: argparse.Namespace) -> None:
 
     from alto_core.config import ModelSection
     from alto_core.domain import JobBudget
-    from alto_core.engine import generation
     from alto_core.engine.backbone import load_backbone
     from alto_core.engine.engine import Engine
 
-    # for all alike: by itself it depends on how much there is to answer
-    generation.COMPILE_FLOPS = float("inf") if options.as_they_are else 0.0
     started = time.perf_counter()
     deadline = started + 60 * options.minutes
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -318,6 +310,7 @@ def measure(options: argparse.Namespace) -> None:
         engine.forget_captures()
         work = Work(
             engine=engine,
+            model=backbone.model,
             job_ids=[job.job_id for job in jobs],
             prompts=questions,
             stop_token_ids=(tokenizer.eos_token_id,),
@@ -343,7 +336,7 @@ def measure(options: argparse.Namespace) -> None:
         if peft is not None:
             note(answer_with_peft(work, peft, len(questions), single_rows[0]))
         save_ratio(options.out, table)
-        if options.profile_rows and there_is_time():
+        if options.profile_rows and torch.cuda.is_available() and there_is_time():
             look_at_steps(work, options.profile_rows)
         for rows in others:
             if there_is_time():
@@ -399,8 +392,9 @@ def main() -> None:
     parser.add_argument("--train-steps", type=int, default=30)
     parser.add_argument("--single-rows", type=int, nargs="*", default=[1319, 660, 256])
     parser.add_argument("--batched-rows", type=int, nargs="*", default=[8192, 16384, 4096])
-    parser.add_argument("--profile-rows", type=int, default=8192, help="of the steps that are looked at; 0: none")
-    parser.add_argument("--as-they-are", action="store_true", help="do not compile the layers")
+    parser.add_argument(
+        "--profile-rows", type=int, default=8192, help="of the steps that are looked at, on CUDA; 0: none"
+    )
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     if options.record:

@@ -79,7 +79,7 @@ def _kernels(run: Callable[[], object]) -> dict[str, tuple[int, float]]:
         run()
     found: dict[str, tuple[int, float]] = {}
     for event in profiler.profiler.kineto_results.events():
-        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
+        if event.device_type() == DeviceType.CUDA:
             calls, milliseconds = found.get(event.name(), (0, 0.0))
             found[event.name()] = (calls + 1, milliseconds + event.duration_ns() / 1e6)
     return found

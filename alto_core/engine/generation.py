@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,6 @@ from alto_core.engine.backbone import Backbone
 from alto_core.engine.cached_attention import KeyValuePages, pages_for
 from alto_core.engine.decoding import AdapterRoutes, Decoder
 from alto_core.engine.lora_linear import LoraRouting
-from alto_core.engine.regional_compile import uncompiled
 from alto_core.engine.row_states import AnswerRules, NewRow, RowStates
 from alto_core.engine.sampling import Sampling
 from kernels.paged_attention import PAGE_PLACES
@@ -36,10 +34,6 @@ CACHE_SHARE = 0.5
 """Of the free memory, for keys and values."""
 LEAVING_SHARE = 1 / 16
 """Finished rows leave when they are this share of the batch: prompts are read several at a time."""
-
-COMPILE_FLOPS = 1e15
-"""From here on the layers' compiled code is used where there is some: compiling it for passes of generation takes a few
-seconds, and saves a fifth of the time."""
 
 Prompt = tuple[ActiveJob | None, tuple[int, ...]]
 
@@ -102,9 +96,7 @@ def _finished(
     kind, queue = backbone.device.type, deque(rows)
     cache = KeyValuePages(_num_pages(rows, num_slots, _max_places(backbone)))
     states = RowStates(num_slots, max(pages_for(row.places) for row in rows), rules, backbone.device)
-    flops = 2 * sum(p.numel() for p in backbone.model.parameters()) * sum(row.places for row in rows)
-    layers_as = nullcontext() if capture and flops > COMPILE_FLOPS else uncompiled(backbone.model)
-    with layers_as, Decoder(backbone, routes, cache, states, capture=capture) as decoder:
+    with Decoder(backbone, routes, cache, states, capture=capture) as decoder:
         batch = _Batch(decoder, states, cache, routes.count)
         while queue or batch.has_rows:
             batch.admit(queue, PROMPT_TOKENS[kind])

@@ -8,8 +8,6 @@ which is near torch's own limit, above which it leaves a function uncompiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from alto_core.engine.decoder_layers import decoder_layers
@@ -31,15 +29,3 @@ def uncompile_layers(model: Any) -> None:
     """Let every decoder layer run as transformers wrote it."""
     for layer in decoder_layers(model):
         layer._compiled_call_impl = None
-
-
-@contextmanager
-def uncompiled(model: Any) -> Iterator[None]:
-    """Inside the block every layer runs as transformers wrote it: for passes whose shapes change all the time."""
-    compiled = [(layer, layer._compiled_call_impl) for layer in decoder_layers(model)]
-    uncompile_layers(model)
-    try:
-        yield
-    finally:
-        for layer, implementation in compiled:
-            layer._compiled_call_impl = implementation
