@@ -5,16 +5,21 @@
 
 MODEL is a Hugging Face folder (SmolLM2), GSM8K one with train.jsonl and test.jsonl (question, answer). The adapters,
 of ranks 8, 16 and 32, are first trained for a few steps, so that answers end as answers do. Then each of them answers
-every question greedily. One at a time is measured twice, with this engine and with PEFT and transformers' `generate`
-(left-padded, as users run it), each over several batch sizes, for one adapter; the bar is held against the best of all.
-Needs torch, transformers, pydantic, PyYAML and psutil; without PEFT its rows are left out. Tokens are those of answers,
-stop tokens not counted.
+every question greedily. One at a time is measured twice, with this engine (three adapters, one after another) and with
+PEFT and transformers' `generate` (left-padded, as users run it; one adapter), each over several batch sizes; the bar is
+held against the best of all. The time of one step with all rows in it, and the share of each part of it, are printed.
+
+Everything is written as it is measured, the parts in the order of their weight, and nothing begins after the minutes
+are over. Needs torch, transformers, pydantic, PyYAML and psutil; without PEFT its rows are left out. Tokens are those
+of answers, stop tokens not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
+import itertools
 import json
 import sys
 import tempfile
@@ -26,6 +31,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.generation_profile import describe, profile_step, step_milliseconds
+
 BAR = "evaluate.batched_over_single"
 COMMAND = "python benchmarks/bench_generation.py MODEL GSM8K --out FOLDER"
 COLUMNS = ("method", "max_rows", "adapters", "questions", "answers", "tokens", "seconds", "tokens_per_second", "note")
@@ -33,6 +40,13 @@ RANKS = (8, 16, 32)
 RATES = (2e-4, 5e-4, 1e-3, 2e-3)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TRAIN_ROWS_PER_STEP = 4
+ALONE = 3
+"""Adapters that answer one at a time, one of each rank."""
+OF_ALL, ONE_BY_ONE, PEFT = (
+    "this engine, all adapters",
+    "this engine, one adapter at a time",
+    "PEFT generate, one adapter",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +88,7 @@ class Work:
     """What is to be answered, and by whom."""
 
     engine: Any
+    model: Any
     job_ids: list[str]
     prompts: list[tuple[int, ...]]
     stop_token_ids: tuple[int, ...]
@@ -150,6 +165,49 @@ def answer_with_engine(work: Work, method: str, job_ids: Sequence[str], count: i
     )
 
 
+def answer_one_by_one(work: Work, max_rows: int) -> Measured:
+    """All prompts by the first few adapters, one adapter after another."""
+    job_ids = work.job_ids[:ALONE]
+    each = [answer_with_engine(work, ONE_BY_ONE, [job_id], len(work.prompts), max_rows) for job_id in job_ids]
+    return dataclasses.replace(
+        each[0],
+        adapters=len(each),
+        answers=[answer for measured in each for answer in measured.answers],
+        seconds=sum(measured.seconds for measured in each),
+    )
+
+
+def steps_of(work: Work, job_ids: Sequence[str], rows: int) -> Callable[[int], object]:
+    """Answers of so many tokens to so many rows, none of which ends before."""
+    turns = itertools.cycle((job_id, prompt) for prompt in work.prompts for job_id in job_ids)
+    asked = list(itertools.islice(turns, rows))
+    return lambda tokens: timed(
+        lambda: work.engine.generate(asked, max_new_tokens=tokens, stop_token_ids=(), max_rows=rows)
+    )
+
+
+def look_at_steps(work: Work, rows: int) -> None:
+    """Print what a step takes and what of it goes where: with layers as transformers wrote them, then compiled."""
+    from alto_core.engine.regional_compile import compile_layers, uncompile_layers
+
+    alone = min(rows, len(work.prompts))
+    for change, how in ((uncompile_layers, "layers as they are"), (compile_layers, "layers compiled")):
+        change(work.model)
+        for job_ids, count in ((work.job_ids, rows), (work.job_ids[:1], alone)):
+            answer = steps_of(work, job_ids, count)
+            answer(2)  # compiles and loads
+            _, seconds = timed(lambda answer=answer: answer(1))
+            print(f"{how}: prompts of {count} rows read in {seconds:.2f} s", flush=True)
+            milliseconds = step_milliseconds(answer)
+            print(
+                f"{how}: one step of {len(job_ids)} adapters, {count} rows: {milliseconds:.2f} ms, "
+                f"{1e3 * count / milliseconds:.0f} tokens/s",
+                flush=True,
+            )
+            for line in describe(profile_step(answer)):
+                print("   ", line, flush=True)
+
+
 def answer_with_peft(work: Work, model: Any, count: int, max_rows: int) -> Measured:
     """The same prompts by one adapter, in left-padded batches of like length, through transformers' `generate`."""
     import torch
@@ -180,7 +238,7 @@ def answer_with_peft(work: Work, model: Any, count: int, max_rows: int) -> Measu
     with torch.inference_mode():
         _, seconds = timed(run)
     return Measured(
-        method="PEFT generate, one adapter",
+        method=PEFT,
         max_rows=max_rows,
         adapters=1,
         questions=count,
@@ -239,52 +297,68 @@ def measure(options: argparse.Namespace) -> None:
         write(options.out, table)
         return measured
 
+    def there_is_time() -> bool:
+        return time.perf_counter() < deadline
+
     sizes = {"num_slots": len(jobs), "rank_rows": sum(job.lora_rank for job in jobs), "max_lora_rank": max(RANKS)}
-    # a few training steps are not worth capturing, and generation captures nothing
-    with Engine(backbone, target_modules=TARGETS, **sizes, cuda_graph=False) as engine:
+    longest = max(len(prompt) + len(answer) for prompt, answer in train_rows)
+    with Engine(backbone, target_modules=TARGETS, max_row_tokens=longest, **sizes) as engine:
         for job in jobs:
             engine.admit(job, JobBudget(total_steps=10_000, warmup_steps=1, eval_steps=(10_000,)))
         made = train(engine, jobs, train_rows, options.train_steps, started + 15 * options.minutes)
         print(f"{len(jobs)} adapters trained for {made} steps, {time.perf_counter() - started:.0f} s", flush=True)
+        engine.forget_captures()
         work = Work(
             engine=engine,
+            model=backbone.model,
             job_ids=[job.job_id for job in jobs],
             prompts=questions,
             stop_token_ids=(tokenizer.eos_token_id,),
             pad_token_id=tokenizer.eos_token_id,
             max_new_tokens=options.max_new_tokens,
         )
-        answer_with_engine(work, "warm-up", work.job_ids, min(8, len(questions)), None)
-        one = work.job_ids[0]
         single_rows = sorted({min(rows, len(questions)) for rows in options.single_rows}, reverse=True)
-        for rows in single_rows:
-            if time.perf_counter() < started + 30 * options.minutes or not table:
-                note(answer_with_engine(work, "this engine, one adapter", [one], len(questions), rows))
-        alone = table[0].answers
-        batched = []
-        for rows in options.batched_rows:
-            if time.perf_counter() < started + 45 * options.minutes or not batched:
-                every = answer_with_engine(work, "this engine, all adapters", work.job_ids, len(questions), rows)
-                batched.append(note(every))
-        mine = batched[-1].answers[:: len(jobs)]
+        # every kernel for every number of rows is compiled before anything counts
+        for job_ids, rows in ((work.job_ids, options.batched_rows), (work.job_ids[:1], single_rows)):
+            for count in rows:
+                steps_of(work, job_ids, count)(3)
+        print(f"warm after {time.perf_counter() - started:.0f} s", flush=True)
+        note(answer_one_by_one(work, single_rows[0]))
+        first, *others = options.batched_rows
+        every = note(answer_with_engine(work, OF_ALL, work.job_ids, len(questions), first))
+        alone = table[0].answers[: len(questions)]
+        mine = every.answers[:: len(jobs)]
         same = sum(a == b for a, b in zip(mine, alone, strict=True)) / len(alone)
+        print(f"first adapter's answers equal to those it gave alone: {same:.3f}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            engine.export(one, Path(folder) / "adapter", best=False)
+            engine.export(work.job_ids[0], Path(folder) / "adapter", best=False)
             peft = load_peft(options.model, Path(folder) / "adapter", device, backbone.dtype)
-    if peft is not None:
-        for rows in single_rows:
-            left = deadline - time.perf_counter()
-            count = len(questions) if left > 60 or device == "cpu" else min(rows, len(questions))
-            if left > 0:
-                note(answer_with_peft(work, peft, count, rows))
-    best_single = max(m.tokens_per_second for m in table if m.adapters == 1)
-    best_batched = max(m.tokens_per_second for m in batched)
-    write(options.out, table, ratio=best_batched / best_single)
-    print(f"{best_batched:.0f} tokens/s over {best_single:.0f}: {best_batched / best_single:.2f}")
-    print(f"first adapter's answers equal to those it gave alone: {same:.3f}")
+        if peft is not None:
+            note(answer_with_peft(work, peft, len(questions), single_rows[0]))
+        save_ratio(options.out, table)
+        if options.profile_rows and torch.cuda.is_available() and there_is_time():
+            look_at_steps(work, options.profile_rows)
+        for rows in others:
+            if there_is_time():
+                note(answer_with_engine(work, OF_ALL, work.job_ids, len(questions), rows))
+        for rows in single_rows[1:]:
+            if there_is_time():
+                note(answer_one_by_one(work, rows))
+            if peft is not None and there_is_time():
+                note(answer_with_peft(work, peft, min(rows, len(questions)), rows))
+    save_ratio(options.out, table)
     if torch.cuda.is_available():
         print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
     print(f"{time.perf_counter() - started:.0f} s in all")
+
+
+def save_ratio(out: Path, table: Sequence[Measured]) -> None:
+    """Write the bar as it stands with what has been measured so far."""
+    batched, single = (
+        max(m.tokens_per_second for m in table if (m.method == OF_ALL) is is_batched) for is_batched in (True, False)
+    )
+    write(out, table, ratio=batched / single)
+    print(f"{batched:.0f} tokens/s over {single:.0f}: {batched / single:.2f}", flush=True)
 
 
 def write(out: Path, table: Sequence[Measured], *, ratio: float | None = None) -> None:
@@ -311,13 +385,16 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("gsm8k", type=Path, nargs="?")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--minutes", type=float, default=8.0, help="no new measurement begins after this")
+    parser.add_argument("--minutes", type=float, default=3.0, help="no new measurement begins after this")
     parser.add_argument("--adapters", type=int, default=32)
     parser.add_argument("--questions", type=int, default=1319)
     parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--train-steps", type=int, default=40)
+    parser.add_argument("--train-steps", type=int, default=30)
     parser.add_argument("--single-rows", type=int, nargs="*", default=[1319, 660, 256])
-    parser.add_argument("--batched-rows", type=int, nargs="*", default=[4096, 8192, 16384])
+    parser.add_argument("--batched-rows", type=int, nargs="*", default=[8192, 16384, 4096])
+    parser.add_argument(
+        "--profile-rows", type=int, default=8192, help="of the steps that are looked at, on CUDA; 0: none"
+    )
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     if options.record:

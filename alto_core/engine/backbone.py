@@ -22,7 +22,7 @@ from alto_core.engine.model_files import LOADING_ERRORS, as_model_error, declare
 from alto_core.engine.packed_attention import (
     PACKED_ATTENTION,
     PackedRows,
-    RaggedRows,
+    RowLayout,
     register_packed_attention,
     shares_prompts,
 )
@@ -122,7 +122,7 @@ def release_backbone() -> None:
 
 
 def packed_logits(
-    model: Any, token_ids_T: Tensor, position_ids_T: Tensor, rows: PackedRows | RaggedRows, positions_P: Tensor
+    model: Any, token_ids_T: Tensor, position_ids_T: Tensor, rows: RowLayout, positions_P: Tensor
 ) -> Tensor:
     """Logits [P, vocabulary] at chosen positions of a packed sequence, by the model's own forward and head."""
     output = model(
@@ -136,7 +136,7 @@ def packed_logits(
     return output.logits[0]
 
 
-def packed_hidden(model: Any, token_ids_T: Tensor, position_ids_T: Tensor, rows: PackedRows | RaggedRows) -> Tensor:
+def packed_hidden(model: Any, token_ids_T: Tensor, position_ids_T: Tensor, rows: RowLayout) -> Tensor:
     """Last hidden states [T, D] of a packed sequence, what the output head reads."""
     output = model.base_model(
         input_ids=token_ids_T[None],

@@ -1,169 +1,138 @@
-"""Attention of generation, registered with transformers as `alto_cached`: each row attends to its own cache.
+"""Keys and values of the rows that generate, in pages of one pool, and how a pass of generation attends.
 
 Rows lie in one sequence [1, T], as in training. A prompt is read in one pass, all its tokens attending as in
-`packed_attention`; after that a pass holds one token of every row, which sees the row's whole cache. Nothing is padded
-on the left, so an answer does not depend on the batch.
+`packed_attention`; after that a pass holds one token of every row, which sees what the row has stored. Nothing is
+padded on the left, so an answer does not depend on the batch. A row takes as many pages as its prompt and answer may
+fill, wherever they lie, so rows come and go without anything being moved.
 
-Shape suffixes: T tokens of a pass, N rows, L places of the cache, H heads, K key/value heads, G = H / K, D head width.
+Shape suffixes: T tokens of a pass, N rows of a pass, M pages of a row at most, F places of the pool, K key/value heads,
+D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from transformers import AttentionInterface
+from torch import Tensor
 
-from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows, packed_attention
-from alto_core.engine.regional_compile import uncompiled
+from alto_core.engine.packed_attention import RowLayout
+from kernels.paged_attention import PAGE_PLACES, paged_attention
 
-CACHED_ATTENTION = "alto_cached"
-ALIGNMENT = 8
-"""Places of a cache, and those that a pass looks at, are a multiple of this: fused kernels want aligned masks."""
+SPARE_PAGE = 0
+"""Belongs to no row; rows that fill up a pass store there."""
 
 
-class KeyValueCache:
-    """Keys and values of all layers, [N, K, L, D] each; a layer's are made when it first stores some.
+class KeyValuePages:
+    """The pool: a layer's keys and values, [F, K, D] each, are made when it first stores some.
 
     Args:
-        num_rows: N.
-        capacity: L; a row's token at position p has place p.
+        num_pages: that rows may take.
     """
 
-    def __init__(self, num_rows: int, capacity: int):
-        self.num_rows, self.capacity = num_rows, aligned(capacity)
+    def __init__(self, num_pages: int):
+        self._num_places = (num_pages + 1) * PAGE_PLACES
+        self._free = list(range(num_pages, SPARE_PAGE, -1))
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def store(self, layer: int, key: Tensor, value: Tensor, rows_T: Tensor, positions_T: Tensor) -> None:
-        """Keep the keys and values [1, K, T, D] of a pass."""
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Numbers of so many free pages."""
+        assert count <= len(self._free), "ask `num_free` first"
+        return [self._free.pop() for _ in range(count)]
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Pages of a row that has left."""
+        self._free.extend(pages)
+
+    def store(self, layer: int, key_KTD: Tensor, value_KTD: Tensor, places_T: Tensor) -> None:
+        """Keep what a pass made, at these places of the pool."""
         if layer not in self._layers:
-            _, heads, _, width = key.shape
-            shape = (self.num_rows, heads, self.capacity, width)
-            self._layers[layer] = (key.new_zeros(shape), value.new_zeros(shape))
-        for buffer_NKLD, new in zip(self._layers[layer], (key, value), strict=True):
-            buffer_NKLD[rows_T, :, positions_T] = new[0].transpose(0, 1)
+            heads, _, width = key_KTD.shape
+            shape = (self._num_places, heads, width)
+            self._layers[layer] = (key_KTD.new_empty(shape), value_KTD.new_empty(shape))
+        for pool_FKD, new_KTD in zip(self._layers[layer], (key_KTD, value_KTD), strict=True):
+            pool_FKD[places_T] = new_KTD.transpose(0, 1)
 
-    def first(self, layer: int, places: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer at the first so many places."""
-        keys_NKLD, values_NKLD = self._layers[layer]
-        return keys_NKLD[:, :, :places], values_NKLD[:, :, :places]
-
-    def move_to(self, other: KeyValueCache, kept: Sequence[int], places: Sequence[int], filled: int) -> None:
-        """Copy rows `kept` into rows `places` of an empty cache of another size; this one is empty afterwards.
-
-        Args:
-            filled: no row kept has a token at or beyond this place.
-        """
-        for layer in list(self._layers):
-            buffers = self._layers.pop(layer)  # one layer at a time lies in memory twice
-            made = []
-            for old_NKLD in buffers:
-                _, heads, _, width = old_NKLD.shape
-                new_NKLD = old_NKLD.new_zeros(other.num_rows, heads, other.capacity, width)
-                if kept:
-                    index = torch.tensor(kept, device=old_NKLD.device)
-                    target = torch.tensor(places, device=old_NKLD.device)
-                    new_NKLD[target, :, :filled] = old_NKLD[index, :, :filled]
-                made.append(new_NKLD)
-            other._layers[layer] = (made[0], made[1])
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer. Places where nothing was stored hold anything."""
+        return self._layers[layer]
 
 
-@dataclass(kw_only=True, eq=False)
+def pages_for(places: int) -> int:
+    """Pages that so many places take."""
+    return -(-places // PAGE_PLACES)
+
+
+def places_in_pool(pages_TM: Tensor, positions_T: Tensor) -> Tensor:
+    """int64 [T], place of each token, from the pages of its row and its position there."""
+    pages_T = pages_TM.gather(1, (positions_T // PAGE_PLACES)[:, None])[:, 0]
+    return pages_T.long() * PAGE_PLACES + positions_T % PAGE_PLACES
+
+
+@dataclass(kw_only=True, eq=False)  # not frozen: torch.compile looks into frozen ones, and compiles for each content
 class CachedRows:
-    """The layout of one pass; travels as `packed_rows` from the model's forward to the attention."""
+    """The layout of a pass of generation: every token's key and value are kept, then it attends."""
 
-    cache: KeyValueCache
-    rows_T: Tensor
-    """Row of the cache that each token belongs to."""
-    positions_T: Tensor
-    prompts: PackedRows | None
-    """Layout of the prompts that this pass reads; None for a pass with one token of every row, in order."""
-    longest: int
-    """No token of this pass has a position at or beyond it."""
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    cache: KeyValuePages
+    places_T: Tensor
+    """Where they are kept."""
+    rows: RowLayout
+    """How the tokens attend: prompts to themselves, latest tokens to what is kept."""
 
-    def mask(self, sliding_window: int | None, like: Tensor) -> Tensor:
-        """What is added to scores [N, K, G, L]: 0 where a row's token sees a place, else minus infinity."""
-        if sliding_window not in self._masks:
-            places = min(aligned(self.longest), self.cache.capacity)
-            place_L = torch.arange(places, device=like.device)
-            position_N1 = self.positions_T[:, None]
-            seen_NL = place_L <= position_N1
-            if sliding_window is not None:
-                seen_NL &= place_L > position_N1 - sliding_window
-            zeros_NL = torch.zeros(seen_NL.shape, dtype=like.dtype, device=like.device)
-            self._masks[sliding_window] = zeros_NL.masked_fill_(~seen_NL, float("-inf"))[:, None, None]
-        return self._masks[sliding_window]
+    def attend(
+        self,
+        query_HTD: Tensor,
+        key_KTD: Tensor,
+        value_KTD: Tensor,
+        *,
+        layer: int | None,
+        **options: Any,
+    ) -> Tensor:
+        """See `RowLayout`."""
+        assert layer is not None, "decoder layers of transformers know their number"
+        self.cache.store(layer, key_KTD, value_KTD, self.places_T)
+        return self.rows.attend(query_HTD, key_KTD, value_KTD, layer=layer, **options)
 
 
-def aligned(count: int) -> int:
-    """Rounded up to the alignment."""
-    return -(-count // ALIGNMENT) * ALIGNMENT
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LatestTokens:
+    """One token of every row, in order, that sees what is kept of its row: T = N."""
 
+    cache: KeyValuePages
+    pages_NM: Tensor
+    """int32, of each row."""
+    counts_N: Tensor
+    """int32, places that each row's token sees, its own included."""
+    most_places: int
+    """No count is larger."""
 
-@contextmanager
-def using_caches(model: Any) -> Iterator[None]:
-    """Let the model attend through caches inside the block, and through packed rows again after it."""
-    AttentionInterface.register(CACHED_ATTENTION, cached_attention)
-    with uncompiled(model):
-        model.set_attn_implementation(CACHED_ATTENTION)
-        try:
-            yield
-        finally:
-            model.set_attn_implementation(PACKED_ATTENTION)
-
-
-def cached_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    packed_rows: CachedRows,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention function: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D].
-
-    Raises:
-        ModelError: the model needs something that packed rows do not do right.
-    """
-    rows, layer = packed_rows, int(module.layer_idx)  # type: ignore[arg-type]
-    rows.cache.store(layer, key, value, rows.rows_T, rows.positions_T)
-    if rows.prompts is not None:
-        return packed_attention(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=scaling,
-            sliding_window=sliding_window,
+    def attend(
+        self,
+        query_HTD: Tensor,
+        key_KTD: Tensor,
+        value_KTD: Tensor,
+        *,
+        scaling: float | None,
+        sliding_window: int | None,
+        softcap: float | None,
+        layer: int | None,
+    ) -> Tensor:
+        """See `RowLayout`. Its own key and value are kept already."""
+        assert layer is not None, "decoder layers of transformers know their number"
+        keys_FKD, values_FKD = self.cache.of_layer(layer)
+        return paged_attention(
+            query_HTD.transpose(0, 1),
+            keys_FKD,
+            values_FKD,
+            self.pages_NM,
+            self.counts_N,
+            most_places=self.most_places,
+            scale=query_HTD.shape[-1] ** -0.5 if scaling is None else scaling,
+            window=sliding_window,
             softcap=softcap,
-            packed_rows=rows.prompts,
-            **kwargs,
         )
-    mask_N11L = rows.mask(sliding_window, query)
-    keys_NKLD, values_NKLD = rows.cache.first(layer, mask_N11L.shape[-1])
-    num_rows, kv_heads, _, width = keys_NKLD.shape
-    # heads that share keys become queries of one head, so that shared keys are read once
-    query_NKGD = query[0].transpose(0, 1).reshape(num_rows, kv_heads, -1, width)
-    if softcap is None:
-        out_NKGD = functional.scaled_dot_product_attention(
-            query_NKGD, keys_NKLD, values_NKLD, attn_mask=mask_N11L, scale=scaling
-        )
-    else:
-        scale = width**-0.5 if scaling is None else scaling
-        scores_NKGL = torch.tanh(query_NKGD @ keys_NKLD.transpose(-1, -2) * scale / softcap) * softcap
-        out_NKGD = (
-            functional.softmax(scores_NKGL + mask_N11L, dim=-1, dtype=torch.float32).to(query.dtype) @ values_NKLD
-        )
-    return out_NKGD.reshape(1, num_rows, -1, width), None

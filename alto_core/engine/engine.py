@@ -58,8 +58,8 @@ class Engine:
         objective: what jobs minimise; None: the negative log-likelihood of the trained tokens.
         measures: of the task's layers, by name; None where no job needs them.
         recomputed: parts of the model whose activations are not kept for backward.
-        cuda_graph: where the device can, compile the model's layers and replay passes from CUDA graphs. False runs
-            the same operations one by one, for debugging.
+        cuda_graph: where the device can, compile the model's layers and replay passes and steps of generation from CUDA
+            graphs. False runs the same operations one by one, for debugging.
     """
 
     def __init__(
@@ -97,6 +97,8 @@ class Engine:
         self._starts = AdapterStarts(backbone.model, self._measures)
         self._max_lora_rank = max_lora_rank or rank_rows
         optimizer = JointAdamW(self._slots) if on_kernels else None
+        # FSDP frees and allocates gathered weights, which no captured graph can follow.
+        self._can_capture = cuda_graph and on_kernels and backbone.sharded is None
         self._runner = PassRunner(
             backbone,
             self._routing,
@@ -106,8 +108,7 @@ class Engine:
             max_lora_rank=self._max_lora_rank,
             max_row_tokens=max_row_tokens,
             on_kernels=on_kernels,
-            # FSDP frees and allocates gathered weights, which no captured graph can follow.
-            capture=cuda_graph and on_kernels and backbone.takes_ragged_rows and backbone.sharded is None,
+            capture=self._can_capture and backbone.takes_ragged_rows,
         )
         max_tokens = max_pass_tokens or PASS_TOKENS[backbone.device.type]
         self._stepper = JointStepper(self._runner, optimizer, max_pass_tokens=max_tokens)
@@ -352,6 +353,7 @@ class Engine:
             stop_token_ids=stop_token_ids,
             max_rows=max_rows,
             sampling=sampling,
+            capture=self._can_capture,
         )
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
 All rows of a step lie in one sequence [1, T] with restarting positions. On CUDA in half precision flash attention takes
 them as they lie (`RaggedRows`). Elsewhere (`PackedRows`) they are scattered into a right-padded batch, go through one
-causal product there, and are gathered back: causality alone keeps the padding unseen, so no mask is built. The layout
-travels as the keyword argument `packed_rows` from the model's forward to here; a model that loses it on the way is
-refused, never run with rows that see each other.
+causal product there, and are gathered back: causality alone keeps the padding unseen, so no mask is built. Generation
+has a layout of its own (`cached_attention`). The layout travels as the keyword argument `packed_rows` from the model's
+forward to here; a model that loses it on the way is refused, never run with rows that see each other.
 
 A row may begin with the prompt of the row before it, which stands in the pack once (see `shared_prompts`).
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,30 @@ from alto_core.engine.shared_prompts import SharedKeys, key_places
 from alto_core.errors import ModelError
 
 PACKED_ATTENTION = "alto_packed"
+
+
+class RowLayout(Protocol):
+    """Where the rows of a pass lie, and how they attend."""
+
+    def attend(
+        self,
+        query_HTD: Tensor,
+        key_KTD: Tensor,
+        value_KTD: Tensor,
+        *,
+        scaling: float | None,
+        sliding_window: int | None,
+        softcap: float | None,
+        layer: int | None,
+    ) -> Tensor:
+        """Causal attention within each row, [T, H, D].
+
+        Args:
+            scaling: factor on the scores; None: 1 / sqrt(D).
+            sliding_window: the latest so many tokens alone are seen; None: all.
+            softcap: bound of the scores, as Gemma 2 has it; None: they are not bent.
+            layer: number of the decoder layer, where the model tells it.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +102,34 @@ class PackedRows:
             flat = flat.index_select(0, self.padded_index_E)
         return flat if self._repeated is None else flat.index_select(0, self._repeated[1])
 
+    def attend(
+        self,
+        query_HTD: Tensor,
+        key_KTD: Tensor,
+        value_KTD: Tensor,
+        *,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        layer: int | None = None,
+    ) -> Tensor:
+        """See `RowLayout`."""
+        query_NHLD, key_NKLD, value_NKLD = (self.scatter(x) for x in (query_HTD, key_KTD, value_KTD))
+        band_LL = _sliding_band(self.longest, sliding_window, query_HTD.device)
+        if softcap is not None:
+            out_NHLD = _softcapped(query_NHLD, key_NKLD, value_NKLD, scaling=scaling, softcap=softcap, band_LL=band_LL)
+        else:
+            out_NHLD = functional.scaled_dot_product_attention(
+                query_NHLD,
+                key_NKLD,
+                value_NKLD,
+                attn_mask=band_LL,
+                is_causal=band_LL is None,
+                scale=scaling,
+                enable_gqa=query_HTD.shape[0] != key_KTD.shape[0],
+            )
+        return self.gather(out_NHLD)
+
 
 @dataclass(frozen=True, eq=False)
 class RaggedRows:
@@ -91,11 +143,20 @@ class RaggedRows:
     """Of a pack in which rows have prefixes."""
 
     def attend(
-        self, query_HTD: Tensor, key_KTD: Tensor, value_KTD: Tensor, scaling: float | None, sliding_window: int | None
+        self,
+        query_HTD: Tensor,
+        key_KTD: Tensor,
+        value_KTD: Tensor,
+        *,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        layer: int | None = None,
     ) -> Tensor:
-        """Causal attention within each row, [T, H, D]; half precision only."""
+        """See `RowLayout`; half precision and plain scores only."""
         from torch.nn.attention.varlen import varlen_attn
 
+        assert softcap is None, "flash attention bends no scores; such models take PackedRows"
         query_THD, key_TKD, value_TKD = (x.transpose(0, 1) for x in (query_HTD, key_KTD, value_KTD))
         window = -1 if sliding_window is None or sliding_window >= self.longest else sliding_window - 1
         # Releases without this argument take fewer key heads than query heads without being told.
@@ -129,11 +190,11 @@ def shares_prompts(device: torch.device, dtype: torch.dtype) -> bool:
     offsets = torch.tensor([0, prompt + chosen, len(places.own_T)], dtype=torch.int32, device=device)
     plain = torch.tensor([0, *itertools.accumulate(written_out)], dtype=torch.int32, device=device)
     try:
-        out_THD = RaggedRows(offsets, max(written_out), shared).attend(query, key, value, None, None)
+        out_THD = RaggedRows(offsets, max(written_out), shared).attend(query, key, value)
     except RuntimeError:  # this release's way to say that it takes no such rows
         return False
     query, key, value = x_3HTD.index_select(2, source_K).unbind()
-    expected_THD = RaggedRows(plain, max(written_out)).attend(query, key, value, None, None)
+    expected_THD = RaggedRows(plain, max(written_out)).attend(query, key, value)
     expected_THD = expected_THD.index_select(0, own_T)
     (gradient,) = torch.autograd.grad(out_THD.float().square().sum(), x_3HTD)
     (expected_gradient,) = torch.autograd.grad(expected_THD.float().square().sum(), x_3HTD)
@@ -159,7 +220,7 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    packed_rows: PackedRows | RaggedRows | None = None,
+    packed_rows: RowLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D].
@@ -170,29 +231,20 @@ def packed_attention(
     _refuse_unsupported(module, attention_mask, packed_rows, kwargs)
     assert packed_rows is not None
     assert dropout == 0.0, "the backbone is frozen and in eval mode"
-    if isinstance(packed_rows, RaggedRows):
-        assert softcap is None, "flash attention bends no scores; such models take PackedRows"
-        return packed_rows.attend(query[0], key[0], value[0], scaling, sliding_window)[None], None
-    query_NHLD, key_NKLD, value_NKLD = (packed_rows.scatter(x[0]) for x in (query, key, value))
-    has_groups = query.shape[1] != key.shape[1]
-    band_LL = _sliding_band(packed_rows.longest, sliding_window, query.device)
-    if softcap is not None:
-        out_NHLD = _softcapped(query_NHLD, key_NKLD, value_NKLD, scaling=scaling, softcap=softcap, band_LL=band_LL)
-    else:
-        out_NHLD = functional.scaled_dot_product_attention(
-            query_NHLD,
-            key_NKLD,
-            value_NKLD,
-            attn_mask=band_LL,
-            is_causal=band_LL is None,
-            scale=scaling,
-            enable_gqa=has_groups,
-        )
-    return packed_rows.gather(out_NHLD)[None], None
+    out_THD = packed_rows.attend(
+        query[0],
+        key[0],
+        value[0],
+        scaling=scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        layer=getattr(module, "layer_idx", None),
+    )
+    return out_THD[None], None
 
 
 def _refuse_unsupported(
-    module: nn.Module, mask: Tensor | None, packed_rows: PackedRows | RaggedRows | None, kwargs: dict[str, Any]
+    module: nn.Module, mask: Tensor | None, packed_rows: RowLayout | None, kwargs: dict[str, Any]
 ) -> None:
     name = type(module).__name__
     if packed_rows is None:

@@ -8,7 +8,6 @@ Shape suffixes: P labels, Q measured quantities, J slots, U units of a loss.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 from alto_core.data.packing import PackedBatch, pack_rows
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.capture_choice import CaptureChoice, PassKey, PassKind
+from alto_core.engine.graph_capture import GraphPool
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting
 from alto_core.engine.losses import pass_losses
@@ -106,7 +106,7 @@ class PassRunner:
         self._captured: dict[PassKey, _CapturedPass] = {}
         self.capture_times: list[CaptureTime] = []
         """Of all captures so far; who reads them may empty the list."""
-        self._pool = torch.cuda.graph_pool_handle() if capture else None
+        self._graphs = GraphPool(backbone.device) if capture else None
 
     @property
     def num_captures(self) -> int:
@@ -149,10 +149,8 @@ class PassRunner:
         self._choice.clear()
 
     def _forget(self, key: PassKey) -> None:
-        self._captured.pop(key).graph.reset()
-        if not self._captured:
-            # The allocator takes no graph into a pool whose graphs have all gone.
-            self._pool = torch.cuda.graph_pool_handle()
+        assert self._graphs is not None
+        self._graphs.forget(self._captured.pop(key).graph)
 
     def _gradients(self, kind: PassKind, inputs: PassInputs, work: PassWork | None) -> Tensor:
         """Forward and backward: with `work` routed on the host layer by layer, without it by what the device holds."""
@@ -224,16 +222,17 @@ class PassRunner:
             fields=LabelFields(label_weights_P=np.zeros(0, np.float32), label_slots_P=np.zeros(0, np.int32)),
         )
         _load(inputs, nothing)
-        side = _capture_stream(self._backbone.device)
-        side.wait_stream(torch.cuda.current_stream(self._backbone.device))
-        with torch.cuda.stream(side):
-            # Compiles and loads whatever is missing; nobody's tokens change no job. The optimizer is warm already.
+        assert self._graphs is not None
+        with self._graphs.warming_up():
+            # Nobody's tokens change no job. The optimizer is warm already.
             self._gradients(kind, inputs, None)
-        torch.cuda.current_stream(self._backbone.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
+
+        def run() -> Tensor:
             losses_P = self._gradients(kind, inputs, None)
             self._update(kind)
+            return losses_P
+
+        graph, losses_P = self._graphs.capture(run)
         return _CapturedPass(inputs=inputs, graph=graph, losses_P=losses_P)
 
 
@@ -243,12 +242,6 @@ class _CapturedPass:
     graph: torch.cuda.CUDAGraph
     losses_P: Tensor
     """What a replay writes."""
-
-
-@functools.cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all captures of a device: libraries keep a workspace of some 32 MiB for every stream that they see."""
-    return torch.cuda.Stream(device)
 
 
 def _load(inputs: PassInputs, work: PassWork) -> None:

@@ -35,18 +35,6 @@ def uncompile_layers(model: Any) -> None:
 
 
 @contextmanager
-def uncompiled(model: Any) -> Iterator[None]:
-    """Inside the block every layer runs as transformers wrote it: for passes whose shapes change all the time."""
-    compiled = [(layer, layer._compiled_call_impl) for layer in decoder_layers(model)]
-    uncompile_layers(model)
-    try:
-        yield
-    finally:
-        for layer, implementation in compiled:
-            layer._compiled_call_impl = implementation
-
-
-@contextmanager
 def compile_time() -> Iterator[list[float]]:
     """Yields a list whose one entry, after the block, is the seconds of it that `torch.compile` took."""
     from torch._dynamo.callback import callback_handler

@@ -2,6 +2,8 @@
 
 A draw depends on the seed, the prompt and the position in the answer alone, never on what else is in the batch; and all
 adapters get the same draws for the same prompt, so that their answers compare.
+
+Shape suffixes: N rows, n those of them that are looked at together, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+
+MAX_SORTED = 1 << 25
+"""Probabilities that are sorted at a time, which takes some 40 bytes for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +47,17 @@ def likeliest(logits_NV: Tensor) -> Tensor:
 
 def drawn(logits_NV: Tensor, draws_N: Tensor, sampling: Sampling) -> Tensor:
     """The token in which each draw falls, when the probabilities lie side by side, the largest first."""
-    probability_NV, token_NV = (logits_NV.float() / sampling.temperature).softmax(dim=-1).sort(dim=-1, descending=True)
-    reached_NV = probability_NV.cumsum(dim=-1)
+    num_rows = max(1, MAX_SORTED // logits_NV.shape[1])
+    parts = zip(logits_NV.split(num_rows), draws_N.split(num_rows), strict=True)
+    return torch.cat([_drawn(logits_nV, draws_n, sampling) for logits_nV, draws_n in parts])
+
+
+def _drawn(logits_nV: Tensor, draws_n: Tensor, sampling: Sampling) -> Tensor:
+    probability_nV, token_nV = (logits_nV.float() / sampling.temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+    reached_nV = probability_nV.cumsum(dim=-1)
     # the token that crosses top_p still belongs to it
-    probability_NV = probability_NV.masked_fill(reached_NV - probability_NV >= sampling.top_p, 0.0)
-    reached_NV = probability_NV.cumsum(dim=-1)
-    place_N = (reached_NV <= draws_N[:, None] * reached_NV[:, -1:]).sum(dim=-1)
-    last_N = (probability_NV > 0).sum(dim=-1) - 1
-    return token_NV.gather(1, torch.minimum(place_N, last_N)[:, None])[:, 0]
+    probability_nV = probability_nV.masked_fill(reached_nV - probability_nV >= sampling.top_p, 0.0)
+    reached_nV = probability_nV.cumsum(dim=-1)
+    place_n = (reached_nV <= draws_n[:, None] * reached_nV[:, -1:]).sum(dim=-1)
+    last_n = (probability_nV > 0).sum(dim=-1) - 1
+    return token_nV.gather(1, torch.minimum(place_n, last_n)[:, None])[:, 0]

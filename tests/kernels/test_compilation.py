@@ -17,6 +17,7 @@ from benchmarks.first_call import compile_without_running
 from kernels.projections import Projection
 from kernels.segments import SegmentSpec, make_segments
 from kernels.triton_lora import backward_projections, forward_projections
+from kernels.triton_paged_attention import attend
 
 compile_without_running()
 torch.set_default_device("meta")  # nothing is read or computed
@@ -41,6 +42,13 @@ def compile_layers(ranks, widths_out, dtype, dropout, excluded):
     backward_projections(dy, x, s_PTQ, projections, segments, **options)
     print("compiled", ranks, dtype)
 
+def compile_attention(heads, key_heads, width, dtype, **options):
+    pool, rows = torch.zeros(640, key_heads, width, dtype=dtype), torch.zeros(5, 4, dtype=torch.int32)
+    attend(torch.zeros(5, heads, width, dtype=dtype), pool, pool, rows, rows[:, 0], scale=0.1, **options)
+    print("compiled", heads, dtype)
+
+compile_attention(9, 3, 64, torch.bfloat16)
+compile_attention(8, 8, 80, torch.float32, window=40, softcap=30.0)
 compile_layers((1, 3, 8), (16, 16), torch.bfloat16, 0.1, {1})
 compile_layers((24, 100), (24,), torch.float16, 0.0, set())
 """
@@ -53,4 +61,4 @@ def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.count("compiled") == 2
+    assert result.stdout.count("compiled") == 4

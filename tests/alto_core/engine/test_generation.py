@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import pytest
 import torch
 
 from alto_core.config import ModelSection
-from alto_core.data.packing import pack_rows
-from alto_core.engine.backbone import load_backbone, packed_logits
+from alto_core.engine import decoding
+from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
-from alto_core.engine.packed_attention import PACKED_ATTENTION, PackedRows
+from alto_core.engine.generation import generate
+from alto_core.engine.lora_linear import LoraRouting
 from alto_core.engine.sampling import Sampling, drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
@@ -155,17 +158,74 @@ def test_answers_end_where_the_models_positions_end(tiny: Any) -> None:
     assert [len(answer) for answer in answers] == [4, 0, 10]
 
 
-def test_packed_attention_is_back_after_generation(tiny: Any) -> None:
-    rows = tiny.rows(3)
-    with tiny.engine() as engine:
-        before = engine.evaluate([""], rows, max_tokens=100)
-        engine.generate([(None, (5, 6))], max_new_tokens=2, stop_token_ids=(), max_rows=1)
-        assert engine.evaluate([""], rows, max_tokens=100) == before
-    model = tiny.backbone().model
-    assert model.config._attn_implementation == PACKED_ATTENTION
-    batch = pack_rows([rows])
-    ids_T, positions_T = torch.from_numpy(batch.token_ids_T), torch.from_numpy(batch.position_ids_T)
-    packed_logits(model, ids_T, positions_T, PackedRows(batch.row_lengths, "cpu"), torch.tensor([0]))
+class RunAgain:
+    """Stands in for a pool of CUDA graphs where there is no GPU: to replay is to run again."""
+
+    sizes: list[int]
+
+    def __init__(self, device: torch.device):
+        self.replay: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        yield
+
+    def capture(self, run: Callable[[], object]) -> tuple[RunAgain, None]:
+        graph = RunAgain(torch.device("cpu"))
+        graph.replay = run
+        self.sizes.append(1)
+        return graph, None
+
+    def forget(self, graph: RunAgain) -> None:
+        self.sizes.append(-1)
+
+
+@pytest.mark.parametrize(("flops", "captures"), [(0.0, 3), (1e30, 1)])
+def test_steps_of_fixed_size_serve_rows_that_come_and_go(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, flops: float, captures: int
+) -> None:
+    # 150 rows at most: 192 with those that fill up. As they leave, smaller steps are worth it at once, or never.
+    prompts = draw_prompts(260, tiny.vocabulary)
+    asked = [(None, prompt) for prompt in prompts]
+    backbone = tiny.backbone()
+    options = {"max_new_tokens": 12, "stop_token_ids": (5, 9, 11, 30), "sampling": Sampling(seed=1)}
+    expected = generate(backbone, LoraRouting(), asked, max_rows=40, **options)
+    monkeypatch.setattr(RunAgain, "sizes", [], raising=False)
+    monkeypatch.setattr(decoding, "GraphPool", RunAgain)
+    monkeypatch.setattr(decoding, "CAPTURE_FLOPS", flops)
+    assert generate(backbone, LoraRouting(), asked, max_rows=150, capture=True, **options) == expected
+    assert RunAgain.sizes == [1] * captures + [-1] * captures
+
+
+def test_an_adapter_that_is_not_finite_leaves_the_others_alone(tiny: Any) -> None:
+    # Its rows leave values that are no numbers in pages that other rows take after them.
+    jobs = [tiny.job(lora_rank=rank) for rank in (2, 5)]
+    prompts = draw_prompts(9, tiny.vocabulary)
+    answers = []
+    for damage in (False, True):
+        with tiny.engine() as engine:
+            for job in jobs:
+                admit_and_train(tiny, engine, job)
+            if damage:
+                engine._of(jobs[0].job_id).block.params_rW.fill_(float("nan"))
+            asked = [(job.job_id, prompt) for prompt in prompts for job in jobs]
+            given = engine.generate(asked, max_new_tokens=6, stop_token_ids=(), max_rows=4)
+            answers.append(given[1::2])
+    assert answers[0] == answers[1]
+
+
+def test_training_goes_on_as_if_nothing_had_been_generated(tiny: Any) -> None:
+    job, rows = tiny.job(), tiny.rows(3)
+    losses = []
+    for generates in (False, True):
+        with tiny.engine() as engine:
+            admit_and_train(tiny, engine, job)
+            if generates:
+                engine.generate([(job.job_id, (5, 6))], max_new_tokens=2, stop_token_ids=(), max_rows=1)
+            losses.append(
+                (tiny.step(engine, {job.job_id: rows})[0].train_loss, engine.evaluate([""], rows, max_tokens=99))
+            )
+    assert losses[0] == losses[1]
 
 
 def test_empty_prompts_are_refused_and_no_prompts_give_no_answers(tiny: Any) -> None:
