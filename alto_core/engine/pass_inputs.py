@@ -242,7 +242,7 @@ _SEGMENT_FIELDS = (
 
 
 def _layout(shape: PassShape) -> dict[str, tuple[int, torch.dtype]]:
-    """Length and dtype of each field, eight-byte ones first, so that all are aligned."""
+    """Length and dtype of each field."""
     long, whole, real = torch.int64, torch.int32, torch.float32
     shares = shape.shared_tokens > 0
     return {

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 NUM_BUFFERS = 2
+ALIGNMENT = 64
+"""Bytes. Triton compiles a kernel anew for a pointer that is not a multiple of 16."""
 _BYTES = {torch.int64: 8, torch.int32: 4, torch.float32: 4}
 
 
@@ -22,14 +24,14 @@ class StagedFields:
     """Named one-dimensional arrays of fixed length in one buffer.
 
     Args:
-        fields: length and dtype of each; eight-byte ones first.
+        fields: length and dtype of each.
         device: where the arrays are read.
     """
 
     def __init__(self, fields: Mapping[str, tuple[int, torch.dtype]], device: torch.device):
         self._fields, self._device = dict(fields), device
-        num_bytes = sum(length * _BYTES[dtype] for length, dtype in self._fields.values())
-        self._bytes = torch.zeros(max(8, num_bytes), dtype=torch.uint8, device=device)
+        num_bytes = sum(_aligned(length * _BYTES[dtype]) for length, dtype in self._fields.values())
+        self._bytes = torch.zeros(max(ALIGNMENT, num_bytes), dtype=torch.uint8, device=device)
         self.on_device = self._views(self._bytes)
         """The arrays as tensors; kernels and captured graphs may hold them."""
         self._ring = _Ring(num_bytes, device) if device.type == "cuda" else None
@@ -47,17 +49,21 @@ class StagedFields:
     def _views(self, buffer: Tensor) -> dict[str, Tensor]:
         views, start = {}, 0
         for name, (length, dtype) in self._fields.items():
-            end = start + length * _BYTES[dtype]
-            views[name] = buffer[start:end].view(dtype)
-            start = end
+            num_bytes = length * _BYTES[dtype]
+            views[name] = buffer[start : start + num_bytes].view(dtype)
+            start += _aligned(num_bytes)
         return views
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class _Ring:
     """Two pinned buffers, each with a copy on the device that the main stream reads."""
 
     def __init__(self, num_bytes: int, device: torch.device):
-        size = max(8, num_bytes)
+        size = max(ALIGNMENT, num_bytes)
         self._device, self._turn = device, 0
         self._side = torch.cuda.Stream(device)
         self._pinned = [torch.zeros(size, dtype=torch.uint8, pin_memory=True) for _ in range(NUM_BUFFERS)]

@@ -152,6 +152,24 @@ def test_jobs_that_come_and_go_capture_nothing_anew(tiny: Any) -> None:
         assert [record.train_loss for record in engine.take_records()] == pytest.approx(after, abs=TOLERANCE / 2)
 
 
+def test_a_pass_of_another_size_compiles_no_kernel(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it takes the same tiles; where an array begins must not select another variant."""
+    import triton
+
+    compiled: list[str] = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, src, **_: compiled.append(src.name))
+    job = tiny.job(lora_rank=8, adapter_batch_size=64)
+    with engine_of(tiny, rank_rows=8, num_slots=1) as engine:
+        engine.admit(job, tiny.budget())
+        for count in (6, 12):  # torch.compile makes its kernels for one size first, and for any size at the second
+            engine.step({job.job_id: tiny.rows(count, shortest=14)})
+        compiled.clear()
+        for count in (19, 25, 31, 38):
+            engine.step({job.job_id: tiny.rows(count, shortest=14)})
+        assert engine._runner.num_captures > 2
+    assert not compiled
+
+
 def test_a_smaller_pass_is_filled_up_to_a_captured_one(tiny: Any) -> None:
     job, rows = tiny.job(adapter_batch_size=40), tiny.rows(40)
     losses: list[list[float]] = []

@@ -76,6 +76,14 @@ def test_a_pass_is_filled_up_with_rows_and_labels_of_nobody(tiny: Any) -> None:
         assert inputs.segments.num_tokens == SHAPE.tokens
 
 
+@pytest.mark.parametrize("rows", range(9, 14))
+def test_kernels_find_every_array_at_an_aligned_place(rows: int) -> None:
+    """Else each length would make Triton compile all kernels anew."""
+    inputs = PassInputs(dataclasses.replace(SHAPE, rows=rows, labels=37, segments=5), torch.device("cpu"))
+    for tensor in (*inputs.segments.kernel_arguments, inputs.row_offsets_N1, inputs.label_ids_P, inputs.label_slots_P):
+        assert tensor.data_ptr() % 16 == 0
+
+
 def test_a_pass_without_any_rows_can_be_captured() -> None:
     inputs = PassInputs(SHAPE, torch.device("cpu"))
     nothing = np.zeros(0)
