@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -136,9 +136,7 @@ def make_jobs(rates: Sequence[float], ranks: Sequence[int], batches: Sequence[in
 
 
 def measure(setting: Setting, parts: Sequence[str], out: Path) -> None:
-    """Measure some parts; what has been measured is written after each."""
-    from benchmarks.bench_lora_linear import environment
-
+    """Measure some parts; what has been measured is written as it comes."""
     out.mkdir(parents=True, exist_ok=True)
     data = load_pairs(setting)
     found = earlier(setting, out)
@@ -146,24 +144,31 @@ def measure(setting: Setting, parts: Sequence[str], out: Path) -> None:
         started = time.perf_counter()
         match part:
             case "sequential":
-                found |= time_sequential(setting, data)
+                steps: Iterable[dict[str, float]] = [time_sequential(setting, data)]
             case "batched":
-                found |= time_batched(setting, data)
-            case "quality":
-                found |= whole_runs(setting, data)
+                steps = [time_batched(setting, data)]
+            case _:
+                steps = whole_runs(setting, data)
+        for figures in steps:
+            found |= figures
+            save(setting, found, out)
         print(f"{part}: {time.perf_counter() - started:.0f} s", flush=True)
-        content = {**environment(), "bars": bars(found), "setting": repr(setting), "found": found}
-        (out / "dpo.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-        with (out / "dpo.csv").open("w", newline="", encoding="utf-8") as target:
-            writer = csv.writer(target, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for name, value in found.items():
-                unit = "s" if name.endswith("seconds") else ""
-                writer.writerow(
-                    (name, setting.model.name, len(setting.jobs), setting.train_pairs, f"{value:.6g}", unit)
-                )
     for name, value in {**found, **bars(found)}.items():
         print(f"   {name:40s} {value:.6g}", flush=True)
+
+
+def save(setting: Setting, found: dict[str, float], out: Path) -> None:
+    """Write what has been measured so far."""
+    from benchmarks.bench_lora_linear import environment
+
+    content = {**environment(), "bars": bars(found), "setting": repr(setting), "found": found}
+    (out / "dpo.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    with (out / "dpo.csv").open("w", newline="", encoding="utf-8") as target:
+        writer = csv.writer(target, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for name, value in found.items():
+            unit = "s" if name.endswith("seconds") else ""
+            writer.writerow((name, setting.model.name, len(setting.jobs), setting.train_pairs, f"{value:.6g}", unit))
 
 
 def earlier(setting: Setting, out: Path) -> dict[str, float]:
@@ -282,18 +287,18 @@ def budget_of(setting: Setting, job: Any, data: Any) -> Any:
     return job_budget(job, section, len(data.train.rows))
 
 
-def whole_runs(setting: Setting, data: Any) -> dict[str, float]:
-    """Two whole trainings: seconds, pairs trained on, and accuracy of the winners on test pairs."""
-    found: dict[str, float] = {}
+def whole_runs(setting: Setting, data: Any) -> Iterator[dict[str, float]]:
+    """Two whole trainings, one after the other: seconds, pairs trained on, accuracy of the winners on test pairs."""
     started = time.perf_counter()
     with engine_over(setting) as (engine, reference):
         measure_reference(engine, reference, [row for split in data.splits for row in split.rows])
-        found["reference_seconds"] = time.perf_counter() - started
+        reference_seconds = time.perf_counter() - started
+    yield {"reference_seconds": reference_seconds}
     for preset in setting.presets:
         name = PRESETS[preset]
         run = whole_run(setting, data, preset, reference)
         print(f"{preset}: {run.seconds:.1f} s, {run.state_counts}, winner {run.winner.job_id}", flush=True)
-        found |= {
+        found = {
             f"accuracy_{name}": run.accuracy,
             f"likelihood_accuracy_{name}": run.likelihood,
             f"trained_pairs_{name}": run.trained_pairs,
@@ -302,10 +307,10 @@ def whole_runs(setting: Setting, data: Any) -> dict[str, float]:
         }
         if preset == "none":
             found["step_seconds"] = run.step_seconds
-            found["cached_seconds"] = run.step_seconds + found["reference_seconds"]
+            found["cached_seconds"] = run.step_seconds + reference_seconds
         else:
-            found["early_exit_seconds"] = run.seconds + found["reference_seconds"]
-    return found
+            found["early_exit_seconds"] = run.seconds + reference_seconds
+        yield found
 
 
 def whole_run(setting: Setting, data: Any, preset: str, known: dict[int, Any]) -> Run:
@@ -329,7 +334,8 @@ def whole_run(setting: Setting, data: Any, preset: str, known: dict[int, Any]) -
     ):
         reference.update(known)
         started = time.perf_counter()
-        for fraction in (GATE, *policy.rungs(GATE), 1.0):
+        fractions = (1.0,) if preset == "none" else (GATE, *policy.rungs(GATE), 1.0)
+        for fraction in fractions:
             stretches = [
                 JobRun(
                     job=job,

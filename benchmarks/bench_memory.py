@@ -199,7 +199,6 @@ class Bench:
     def duration(self, seconds: float) -> tuple[float, float]:
         """Forecast and real seconds of a task without exits that is forecast to take about so long; both are saved."""
         from alto_core.profiling import TaskAhead, forecast_task
-        from alto_core.scheduling.prediction import PassSpeed
 
         jobs, data = random_jobs(12, random.Random(1), (8, 16)), self._data()
         plan, costs = self._plan(jobs, slots=6), self.profile.costs.once_loaded(is_compiled=True)
@@ -215,9 +214,8 @@ class Bench:
         by_steps = (trial.training + trial.evaluation) / 200
         steps = max(4, round((seconds - (trial.total - 200 * by_steps)) / by_steps))
         predicted = forecast(steps)
-        one_second = PassSpeed(base_seconds=1.0, seconds_per_token=0.0, eval_share=1.0)
-        counted = forecast(steps, dataclasses.replace(costs, capture=one_second)) if costs.capture else None
-        captures = {"predicted": counted.captures if counted else 0}
+        counted = dataclasses.replace(costs, capture_seconds=1.0, evaluation_capture_seconds=1.0)
+        captures = {"predicted": forecast(steps, counted).captures}
         save(self._out, {"duration": {"steps": steps, "predicted": dataclasses.asdict(predicted), **captures}})
         started = time.perf_counter()
         trained = self._train(jobs, data, plan, steps, evaluations=2, exit_chance=0.0)

@@ -34,7 +34,7 @@ def choose_path(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Pa
     """What runs for tensors of this device and dtype."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     is_rocm = torch.version.hip is not None
-    return decide(device.type, dtype, has_triton=_has_triton(), capability=capability, is_rocm=is_rocm)
+    return decide(device.type, dtype, has_triton=has_triton(), capability=capability, is_rocm=is_rocm)
 
 
 def decide(
@@ -66,5 +66,6 @@ def kernel_path(device: torch.device) -> str:
 
 
 @functools.cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed; it need not be able to run here."""
     return importlib.util.find_spec("triton") is not None

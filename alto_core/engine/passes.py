@@ -56,7 +56,7 @@ class CaptureTime:
     seconds: float
     """With the run before it, in which whatever is missing is compiled."""
     compile_seconds: float
-    """Of these in `torch.compile`."""
+    """Of these in `torch.compile` and in Triton."""
 
 
 class PassRunner:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from alto_core.engine.decoder_layers import decoder_layers
+from kernels.path_choice import has_triton
 
 MAX_VARIANTS = 32
 """Of one function, before it runs uncompiled."""
@@ -36,7 +37,7 @@ def uncompile_layers(model: Any) -> None:
 
 @contextmanager
 def compile_time() -> Iterator[list[float]]:
-    """Yields a list whose one entry, after the block, is the seconds of it that `torch.compile` took."""
+    """Yields a list whose one entry, after the block, is the seconds of it that `torch.compile` and Triton took."""
     from torch._dynamo.callback import callback_handler
 
     seconds, began = [0.0], [0.0]
@@ -50,7 +51,17 @@ def compile_time() -> Iterator[list[float]]:
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)
     try:
-        yield seconds
+        with _kernel_compile_time() as of_kernels:
+            yield seconds
+        seconds[0] += of_kernels[0]
     finally:
         callback_handler.remove_start_callback(start)
         callback_handler.remove_end_callback(end)
+
+
+def _kernel_compile_time() -> AbstractContextManager[list[float]]:
+    if not has_triton():
+        return nullcontext([0.0])
+    from kernels.triton_compile_time import kernel_compile_time  # cannot be imported without Triton
+
+    return kernel_compile_time()

@@ -102,7 +102,7 @@ class _Stretch:
                 num_slots=math.ceil(task.plan.capacity.num_slots / task.num_ranks),
                 max_pass_tokens=task.plan.max_pass_tokens,
                 num_parameters=task.shape.num_parameters,
-                captures=costs.capture is not None,
+                captures=costs.captures,
             )
             for _ in range(task.num_ranks)
         ]
@@ -171,6 +171,7 @@ class _Stretch:
                 price = self._speed.pass_seconds if with_gradients else self._speed.evaluation_seconds
                 steady += price(one.tokens)
                 if one.must_capture:
-                    captures += self._costs.capture_seconds(one.tokens, with_gradients=with_gradients)
+                    costs = self._costs
+                    captures += costs.capture_seconds if with_gradients else costs.evaluation_capture_seconds
             times.append((steady, captures))
         return max(times, key=sum)

@@ -20,6 +20,7 @@ from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.capture_choice import bucket
 from alto_core.engine.engine import Engine
+from alto_core.engine.regional_compile import compile_time
 from alto_core.profiling.grid import grid_of, num_tokens
 from alto_core.profiling.side_costs import capture_costs, measure_place
 from alto_core.scheduling.memory_model import ModelShape, PassSize, fit_memory
@@ -73,18 +74,19 @@ def measure_grid(
     costs = SideCosts()
     opened = time.perf_counter()
     ranks = max(sum(job.lora_rank for job in packing) for packing, _ in packings)
-    engine = Engine(
-        backbone,
-        target_modules=sorted({name for job in jobs for name in job.target_modules}),
-        num_slots=len(together),
-        rank_rows=ranks,
-        max_lora_rank=max(job.lora_rank for job in jobs),
-        max_pass_tokens=2**30,
-        max_row_tokens=max(len(row.token_ids) for row in rows),
-        recomputed=shape.recomputed,
-        cuda_graph=cuda_graph,
-    )
-    engine_seconds = time.perf_counter() - opened
+    with compile_time() as compiling:
+        engine = Engine(
+            backbone,
+            target_modules=sorted({name for job in jobs for name in job.target_modules}),
+            num_slots=len(together),
+            rank_rows=ranks,
+            max_lora_rank=max(job.lora_rank for job in jobs),
+            max_pass_tokens=2**30,
+            max_row_tokens=max(len(row.token_ids) for row in rows),
+            recomputed=shape.recomputed,
+            cuda_graph=cuda_graph,
+        )
+    engine_seconds = time.perf_counter() - opened - compiling[0]
     resident = psutil.Process().memory_info().rss
 
     def note_place() -> None:
@@ -122,9 +124,10 @@ def measure_grid(
         profile_seconds=time.perf_counter() - started,
         costs=dataclasses.replace(
             costs,
-            capture=captures.capture,
-            evaluation_capture_share=captures.evaluation_capture_share,
-            compile_seconds=captures.compile_seconds,
+            captures=captures.captures,
+            capture_seconds=captures.capture_seconds,
+            evaluation_capture_seconds=captures.evaluation_capture_seconds,
+            compile_seconds=captures.compile_seconds + compiling[0],
             engine_seconds=engine_seconds,
         ),
     )

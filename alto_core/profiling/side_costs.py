@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from alto_core.engine.capture_choice import PassKind
 from alto_core.engine.checkpoint import write_snapshot
 from alto_core.engine.engine import Engine
 from alto_core.engine.passes import CaptureTime
-from alto_core.scheduling.prediction import SideCosts, fit_speed
+from alto_core.scheduling.prediction import SideCosts
 
 COMPILING_CAPTURES = 2
 """Layers are compiled for one size first, and for any size at the second."""
@@ -68,17 +68,15 @@ def capture_costs(times: Sequence[CaptureTime]) -> SideCosts:
     if not training:
         return SideCosts()
     settled = training[COMPILING_CAPTURES:] or training[-1:]
-    price = fit_speed([(one.tokens, one.seconds - one.compile_seconds) for one in settled])
-    share = 1.0
-    if evaluation:
-        last = evaluation[-1]
-        share = min(1.0, (last.seconds - last.compile_seconds) / price.pass_seconds(last.tokens))
-    costs = SideCosts(capture=price, evaluation_capture_share=share)
-    known = [*settled, *evaluation[-1:]]
+    price = statistics.fmean(one.seconds - one.compile_seconds for one in settled)
+    last = evaluation[-1] if evaluation else None
+    evaluation_price = price if last is None else last.seconds - last.compile_seconds
     longer = sum(
         one.compile_seconds
-        if one in known
-        else max(0.0, one.seconds - costs.capture_seconds(one.tokens, with_gradients=one.kind is not PassKind.LOSSES))
+        if one in settled or one is last
+        else max(0.0, one.seconds - (evaluation_price if one.kind is PassKind.LOSSES else price))
         for one in times
     )
-    return replace(costs, compile_seconds=longer)
+    return SideCosts(
+        captures=True, capture_seconds=price, evaluation_capture_seconds=evaluation_price, compile_seconds=longer
+    )

@@ -55,13 +55,12 @@ class ModelProfile:
     def from_json(cls, text: str) -> ModelProfile:
         fields = json.loads(text)
         points = tuple(GridPoint(**{**point, "size": PassSize(**point["size"])}) for point in fields["points"])
-        capture = fields["costs"]["capture"]
         return cls(
             **{
                 **fields,
                 "points": points,
                 "memory": MemoryFit(**fields["memory"]),
                 "speed": PassSpeed(**fields["speed"]),
-                "costs": SideCosts(**{**fields["costs"], "capture": capture and PassSpeed(**capture)}),
+                "costs": SideCosts(**fields["costs"]),
             }
         )

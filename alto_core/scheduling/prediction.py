@@ -19,7 +19,7 @@ PRIOR_TASKS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class PassSpeed:
-    """Seconds of a training pass, or of its capture: `base + per_token x tokens`."""
+    """Seconds of a training pass: `base + per_token x tokens`."""
 
     base_seconds: float
     seconds_per_token: float
@@ -46,10 +46,12 @@ class PassSpeed:
 class SideCosts:
     """What a task pays beside its passes, in seconds."""
 
-    capture: PassSpeed | None = None
-    """Of a training pass that is captured, with a run before it; None: passes are not captured."""
-    evaluation_capture_share: float = 1.0
-    """Of it, what the capture of an evaluation pass takes."""
+    captures: bool = False
+    """Passes are captured; a capture takes as long for few tokens as for many."""
+    capture_seconds: float = 0.0
+    """Of a training pass, with the run before it."""
+    evaluation_capture_seconds: float = 0.0
+    """Of a pass without gradients."""
     compile_seconds: float = 0.0
     """That the first passes of a process take longer, to compile the model's layers and kernels."""
     load_seconds: float = 0.0
@@ -66,12 +68,6 @@ class SideCosts:
     """To write its state, beside the training of others."""
     state_bytes: float = 0.0
     """Of its state."""
-
-    def capture_seconds(self, tokens: float, *, with_gradients: bool) -> float:
-        """Of one pass."""
-        if self.capture is None:
-            return 0.0
-        return self.capture.pass_seconds(tokens) * (1.0 if with_gradients else self.evaluation_capture_share)
 
     def once_loaded(self, *, is_compiled: bool) -> SideCosts:
         """What is left to pay in a process that has loaded the model, and perhaps compiled it."""

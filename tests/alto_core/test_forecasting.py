@@ -136,11 +136,11 @@ def test_every_token_has_its_price_and_gates_change_nothing_but_engines(plan: Ta
 
 
 def test_captures_are_counted_and_fill_passes_up(plan: TaskPlan) -> None:
-    one_second = PassSpeed(base_seconds=1.0, seconds_per_token=0.0, eval_share=1.0)
-    captured, uncaptured = terms(ahead_of(plan), capture=one_second), terms(ahead_of(plan))
+    one_second = {"captures": True, "capture_seconds": 1.0, "evaluation_capture_seconds": 1.0}
+    captured, uncaptured = terms(ahead_of(plan), **one_second), terms(ahead_of(plan))
     assert captured.captures == round(captured.captures) >= 2
     assert captured.training > uncaptured.training
-    gated = terms(ahead_of(plan, gates=(0.4,)), capture=one_second)
+    gated = terms(ahead_of(plan, gates=(0.4,)), **one_second)
     assert captured.captures < gated.captures <= 2 * captured.captures
 
 

@@ -49,7 +49,7 @@ def test_settled_captures_give_the_price_and_the_first_ones_what_was_compiled() 
             capture(PassKind.LOSSES, 3.5, 3.0),
         ]
     )
-    assert costs.capture_seconds(1024, with_gradients=True) == pytest.approx(1.0)
-    assert costs.capture_seconds(1024, with_gradients=False) == pytest.approx(0.5)
+    assert costs.captures
+    assert (costs.capture_seconds, costs.evaluation_capture_seconds) == (pytest.approx(1.0), pytest.approx(0.5))
     assert costs.compile_seconds == pytest.approx(14 + 10 + 5.5 + 3)
     assert capture_costs([]) == SideCosts()

@@ -16,6 +16,7 @@ import torch
 from benchmarks.first_call import compile_without_running
 from kernels.projections import Projection
 from kernels.segments import SegmentSpec, make_segments
+from kernels.triton_compile_time import kernel_compile_time
 from kernels.triton_lora import backward_projections, forward_projections
 from kernels.triton_paged_attention import attend
 
@@ -49,7 +50,10 @@ def compile_attention(heads, key_heads, width, dtype, **options):
 
 compile_attention(9, 3, 64, torch.bfloat16)
 compile_attention(8, 8, 80, torch.float32, window=40, softcap=30.0)
-compile_layers((1, 3, 8), (16, 16), torch.bfloat16, 0.1, {1})
+for is_new in (True, False):
+    with kernel_compile_time() as seconds:
+        compile_layers((1, 3, 8), (16, 16), torch.bfloat16, 0.1, {1})
+    assert (seconds[0] > 0) == is_new, seconds
 compile_layers((24, 100), (24,), torch.float16, 0.0, set())
 """
 
@@ -61,4 +65,4 @@ def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.count("compiled") == 4
+    assert result.stdout.count("compiled") == 5

@@ -36,10 +36,6 @@ def test_a_step_pays_for_each_of_its_passes_and_an_evaluation_its_share() -> Non
     assert SPEED.step_seconds(250, 100) == pytest.approx(3 * 1.0 + 2.5)
     assert SPEED.pass_seconds(100) == pytest.approx(2.0)
     assert SPEED.evaluation_seconds(100) == pytest.approx(0.5)
-    costs = SideCosts(capture=SPEED, evaluation_capture_share=0.25)
-    assert costs.capture_seconds(100, with_gradients=True) == pytest.approx(2.0)
-    assert costs.capture_seconds(100, with_gradients=False) == pytest.approx(0.5)
-    assert SideCosts().capture_seconds(100, with_gradients=True) == 0.0
 
 
 def test_early_exit_shortens_what_goes_by_steps_and_past_tasks_outweigh_the_prior() -> None:
@@ -85,13 +81,13 @@ def test_a_profile_survives_its_way_through_the_store() -> None:
         peak_bytes=10**6,
     )
     assert point.tokens_per_second == 800 and point.samples_per_second == 16
-    for capture in (None, SPEED):
+    for captures in (False, True):
         profile = ModelProfile(
             points=(point,),
             memory=MemoryFit(scale=1.5),
             speed=SPEED,
             speed_residual=0.01,
             profile_seconds=3.0,
-            costs=SideCosts(capture=capture, compile_seconds=12.0),
+            costs=SideCosts(captures=captures, capture_seconds=1.5, compile_seconds=12.0),
         )
         assert ModelProfile.from_json(profile.to_json()) == profile
