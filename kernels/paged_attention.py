@@ -42,7 +42,7 @@ def paged_attention(
 
     Args:
         query_NHD: any strides.
-        keys_FKD, values_FKD: contiguous, dtype of the query.
+        keys_FKD, values_FKD: contiguous, whole pages, dtype of the query.
         pages_NM: int32, numbers of pages.
         counts_N: int32, places that each row looks at, 1 at least.
         most_places: no count is larger. The Triton kernel reads each row's count instead.
@@ -84,19 +84,26 @@ def paged_attention_twin(
     softcap: float | None = None,
 ) -> Tensor:
     """`paged_attention` in plain torch: each row's places are copied out of the pool, then attended to at once."""
-    num_rows, _, width = query_NHD.shape
-    place_C = torch.arange(most_places, device=query_NHD.device)
-    index_NC = pages_NM[:, place_C // PAGE_PLACES].long() * PAGE_PLACES + place_C % PAGE_PLACES
+    (num_rows, _, width), key_heads = query_NHD.shape, keys_FKD.shape[1]
+    num_pages = -(-most_places // PAGE_PLACES)
+    place_C = torch.arange(num_pages * PAGE_PLACES, device=query_NHD.device)
     seen_NC = place_C < counts_N[:, None]
     if window is not None:
         seen_NC &= place_C >= counts_N[:, None] - window
-    # what is not seen may be anything that another row left there, and 0 times not-a-number is not 0
-    keys_NKCD, values_NKCD = (
-        pool[index_NC].masked_fill_(~seen_NC[:, :, None, None], 0.0).transpose(1, 2) for pool in (keys_FKD, values_FKD)
-    )
+    # all rows see what lies before; where the host would wait for the device to know it, nothing is taken to
+    seen_by_all = int(counts_N.min()) if window is None and query_NHD.device.type == "cpu" else 0
+
+    def copied(pool_FKD: Tensor) -> Tensor:
+        pages = pool_FKD.view(-1, PAGE_PLACES * key_heads * width).index_select(0, pages_NM[:, :num_pages].flatten())
+        copy_NCKD = pages.view(num_rows, len(place_C), key_heads, width)
+        # what is not seen may be anything that another row left there, and 0 times not-a-number is not 0
+        copy_NCKD[:, seen_by_all:].masked_fill_(~seen_NC[:, seen_by_all:, None, None], 0.0)
+        return copy_NCKD.transpose(1, 2)
+
+    keys_NKCD, values_NKCD = copied(keys_FKD), copied(values_FKD)
     seen_N11C = seen_NC[:, None, None]
     # heads that share keys become queries of one head, so that shared keys are read once
-    query_NKGD = query_NHD.reshape(num_rows, keys_FKD.shape[1], -1, width)
+    query_NKGD = query_NHD.reshape(num_rows, key_heads, -1, width)
     if softcap is None:
         out_NKGD = functional.scaled_dot_product_attention(
             query_NKGD, keys_NKCD, values_NKCD, attn_mask=seen_N11C, scale=scale
