@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
-from alto_core.config import load_task
+from alto_core.first_look import read_task
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import dump, stdout_for
 
@@ -22,7 +22,7 @@ def run_estimate(file: Path, *, gpu: str | None, as_json: bool) -> None:
     """Print what the task would take; one that does not fit raises an `EngineError` with the arithmetic."""
     settings = load_settings()
     prepare_environment(settings)
-    task = load_task(file)
+    task = read_task(file)
     with stdout_for(as_json) as stream:
         # Here, since they import torch and transformers; a wrong field is told before that.
         from alto_core.estimation import estimate_task

@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from alto_core import wording
-from alto_core.config import TuningTask, load_task, with_changes
+from alto_core.config import TuningTask, with_changes
 from alto_core.errors import StoreError
+from alto_core.first_look import read_task
 from alto_core.ownership import UNNAMED
 from alto_core.queue_states import Priority
 from alto_core.result import TaskResult
@@ -22,7 +23,7 @@ from flows.cli.output import dump, stdout_for
 
 def run_submit(file: Path, *, changes: Sequence[str], as_json: bool) -> str:
     """Check and record the task of a file, and put it into the queue. Returns its id."""
-    return _submit(with_changes(load_task(file), changes), as_json=as_json)
+    return _submit(with_changes(read_task(file), changes), as_json=as_json)
 
 
 def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_json: bool) -> None:

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.live import Live
 
 from alto_core.cluster.dead_tasks import end_dead_tasks
-from alto_core.config import load_task
 from alto_core.domain import TaskState
 from alto_core.errors import AltoError
+from alto_core.first_look import read_task
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
@@ -48,7 +48,7 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
         # The stages read their settings themselves.
         os.environ["ALTO_CUDA_GRAPH"] = "0"
     settings = quiet_settings()
-    task = load_task(file)
+    task = read_task(file)
     store = Store(settings)
     task_id = store.new_task_id(task.name)
 

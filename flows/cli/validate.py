@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
-from alto_core.config import load_task
 from alto_core.engine.serving import VLLM_MAX_RANKS, smallest_max_rank
+from alto_core.first_look import read_task
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import dump, stdout_for
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def run_validate(file: Path, *, as_json: bool) -> None:
     """Print what the task would do; a wrong file, data set or model raises its `AltoError`."""
     prepare_environment(load_settings())
-    task = load_task(file)
+    task = read_task(file)
     with stdout_for(as_json) as stream:
         # Here, since it imports torch and transformers; a wrong field is told before that.
         from alto_core.preparation import plan_task

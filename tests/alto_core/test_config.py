@@ -167,6 +167,52 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message
         load_task(write(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("name: a: b\n", 1, "quotes"),
+        ("name: a\nbudget:\n\tepochs: 1\n", 3, "Indent with spaces."),
+        ("name: a\nmodel: {name: b\ndata:\n", 3, "the bracket that line 2 opens"),
+        ("name: 'it's mine'\n", 1, "quotes and the indentation"),
+        ("name: a\nowner: b\nname: c\n", 3, "stands twice"),
+    ],
+    ids=["colon", "tab", "bracket", "quotes", "twice"],
+)
+def test_broken_yaml_is_told_in_one_line_with_the_place_and_the_cure(
+    tmp_path: Path, text: str, line: int, hint: str
+) -> None:
+    with pytest.raises(TaskFileError) as caught:
+        load_task(write(tmp_path, text))
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'task.yaml'}:{line}: file: got a line that YAML cannot read (")
+    assert hint in said and "\n" not in said
+
+
+def test_a_wrong_value_is_found_by_its_line(tmp_path: Path) -> None:
+    text = yaml.safe_dump(changed("search_space.lora_rank", [4, "sixteen"]), sort_keys=False)
+    line = text.splitlines().index("  - sixteen") + 1
+    with pytest.raises(TaskFileError, match=rf"task.yaml:{line}: search_space.lora_rank\[1\]: got 'sixteen'"):
+        load_task(write(tmp_path, text))
+    with pytest.raises(TaskFileError, match=r"task.yaml: name: got nothing"):
+        load_task(write(tmp_path, text.replace("name: ", "# ", 1)))
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("budgets", "budget"), ("data.sources", "source"), ("search_space.learning_rat", "learning_rate")],
+)
+def test_a_misspelled_key_is_told_what_was_meant(path: str, meant: str) -> None:
+    with pytest.raises(TaskFileError, match=f"{path}: got an unknown key, expected a known one. Perhaps `{meant}`?"):
+        parse_task(changed(path, [1]))
+
+
+def test_a_value_where_a_section_belongs_is_shown_the_section(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match=r"model: got 'org/m', expected a section of fields.*`model: {name: ...}`"):
+        parse_task(changed("model", "org/m"))
+    with pytest.raises(TaskFileError, match=r"model: got nothing, expected a section of fields"):
+        parse_task(changed("model", None))
+
+
 def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskFileError, match="no such file"):
         load_task(tmp_path / "none.yaml")
