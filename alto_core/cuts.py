@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alto_core.engine.checkpoint import fault_of_state
+from alto_core.engine.state_folders import fault_of_state
 from alto_core.errors import EngineError
 from alto_core.whole_files import whole_file
 

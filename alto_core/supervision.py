@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Generator, Mapping, Sequence
 from pathlib import Path
 
+from alto_core import wording
 from alto_core.cancelling import CancelRequests, cancelled
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry
 from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, JobState, Verdict
@@ -121,11 +122,7 @@ class Supervisor:
             self.end(folders[verdict.job_id], curves[verdict.job_id], verdict, gate_rank=rank)
         self._store.append_events(
             self._task_id,
-            [
-                EventDraft(
-                    kind="gate", text=f"{len(decision.survivors)} go on: {', '.join(decision.survivors) or 'none'}"
-                )
-            ],
+            [EventDraft(kind="gate", text=wording.gate(decision))],
         )
         self._publish_decisions()
 

@@ -19,8 +19,8 @@ def fields_at(keys: Sequence[int | str]) -> tuple[str, ...]:
     sections: list[type[Section]] = [TuningTask]
     for key in keys:
         if isinstance(key, str):
-            fields = [section.model_fields[key] for section in sections if key in section.model_fields]
-            sections = [inner for field in fields for inner in _sections_in(field.annotation)]
+            meant = [section.model_fields[key] for section in sections if key in section.model_fields]
+            sections = [inner for field in meant for inner in _sections_in(field.annotation)]
     fields = {name: field for section in sections for name, field in section.model_fields.items()}
     return tuple(sorted(fields, key=lambda name: not fields[name].is_required()))
 

@@ -6,13 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
 from alto_core.first_look import read_task
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 
 if TYPE_CHECKING:
     from alto_core.estimation import Estimate
@@ -34,7 +33,7 @@ def run_estimate(file: Path, *, gpu: str | None, as_json: bool) -> None:
         if as_json:
             print(dump(estimate_object(estimate)), file=stream)
             return
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         fits = f"fits on {_devices(estimate)}"
         console.print(Text.assemble((f"{file}: ", ""), (fits, "bold green")), soft_wrap=True)
         for name, value in _facts(estimate):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 
 
 def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_json: bool) -> None:
@@ -34,7 +33,7 @@ def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_j
             }
             print(dump(content), file=stream)
             return
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         what = f"{delivery.adapter.name} version {delivery.adapter.version}"
         console.print(Text.assemble(what, " is in ", (str(delivery.folder), "bold")), soft_wrap=True)
         if delivery.merged_folder:

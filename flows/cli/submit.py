@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from alto_core import wording
 from alto_core.config import TuningTask, with_changes
 from alto_core.errors import StoreError
@@ -18,7 +16,7 @@ from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Demand, Fleet, Queue, Store
 from flows.cli.identity import who
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 
 
 def run_submit(file: Path, *, changes: Sequence[str], as_json: bool) -> str:
@@ -71,7 +69,7 @@ def _submit(task: TuningTask, *, as_json: bool) -> str:
             content = {"event": "submitted", "task_id": task_id, "num_jobs": len(plan.jobs), **vars(demand)}
             print(dump(content), file=stream)
             return task_id
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         console.print(
             f"{task_id}: {wording.plural(len(plan.jobs), 'job')}, {wording.plural(demand.num_gpus, 'GPU')}, "
             f"{demand.priority}, expected to take {wording.duration(demand.expected_seconds)} at most",

@@ -27,11 +27,10 @@ from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
 from flows.cli.lines import json_line, plain_lines
 from flows.cli.live_view import render_head, render_view
 from flows.cli.outcome import outcome_object, print_outcome
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 from flows.cli.view import TaskView, Watcher
 
 POLL_SECONDS = 0.5
-PIPE_WIDTH = 140
 
 
 class Display(Protocol):
@@ -96,8 +95,7 @@ def make_display(settings: Settings, stream: IO[str], *, as_json: bool, plain: b
     """JSON lines, a live picture on a terminal, or plain lines."""
     if as_json:
         return JsonDisplay(settings, stream)
-    # a file or a pipe has no width; 80 columns, the default, would cut the leaderboard
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    console = console_for(stream)
     return LiveDisplay(settings, console) if console.is_terminal and not plain else PlainDisplay(settings, console)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
 from alto_core.engine.serving import VLLM_MAX_RANKS, smallest_max_rank
 from alto_core.first_look import read_task
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 
 if TYPE_CHECKING:
     from alto_core.preparation import TaskPlan
@@ -30,7 +29,7 @@ def run_validate(file: Path, *, as_json: bool) -> None:
         if as_json:
             print(dump(plan_object(plan)), file=stream)
             return
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         console.print(Text.assemble((f"{file}: ", ""), ("ready to tune", "bold green")), soft_wrap=True)
         for name, value in _facts(plan):
             console.print(Text.assemble((f"  {name:<16}", "dim"), value), soft_wrap=True)
