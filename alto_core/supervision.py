@@ -18,7 +18,8 @@ from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, Jo
 from alto_core.earlier_run import EarlierRun
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 from alto_core.outcomes import JobOutcome
 from alto_core.progress import Progress
 from alto_core.store import EventDraft, JobUpdate, Store

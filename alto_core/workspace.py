@@ -27,6 +27,7 @@ from alto_core.domain import JobBudget, JobState, LoraJob, Stage
 from alto_core.early_exit.policy import Policy, make_policy
 from alto_core.engine.state_folders import newest_step
 from alto_core.errors import StoreError
+from alto_core.job_run import JobRun
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
 from alto_core.store import EventDraft, JobRecord, JobUpdate, Store
@@ -36,7 +37,6 @@ from alto_core.tracking import TaskRuns, Tracker
 if TYPE_CHECKING:
     from alto_core.engine.ranks import RankGroup
     from alto_core.evaluation import TextCodec
-    from alto_core.executor import JobRun
     from alto_core.references import References
 
 
@@ -225,7 +225,6 @@ class Workspace:
 
     def stretch(self, job_id: str, *, start_step: int, until: float, rank_start: int | None = None) -> JobRun:
         """One job's training from a step to a share of its budget."""
-        from alto_core.executor import JobRun
 
         budget = self.budgets[job_id]
         return JobRun(
