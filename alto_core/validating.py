@@ -54,7 +54,7 @@ class Validator:
         return tuple(evaluations), shortages
 
     def _row_losses(self, job_ids: Sequence[str]) -> tuple[dict[str, RowLosses], tuple[MemoryShortage, ...]]:
-        shortages = []
+        shortages: list[MemoryShortage] = []
         while True:
             try:
                 losses = self._engine.evaluate(job_ids, self._rows, max_tokens=self._max_tokens)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import console_for, dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 
 def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_json: bool) -> None:
@@ -15,10 +15,11 @@ def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_j
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
-        # here, since it imports torch and MLflow
-        from alto_core.delivery import export_version
+        with busy("writing the adapter, and trying it on held-out rows"):
+            # here, since it imports torch and MLflow
+            from alto_core.delivery import export_version
 
-        delivery = export_version(reference, folder, settings, merged=merged, padded=padded)
+            delivery = export_version(reference, folder, settings, merged=merged, padded=padded)
         if as_json:
             content = {
                 "event": "export",

@@ -21,6 +21,14 @@ def console_for(stream: IO[str] | None = None) -> Console:
 
 
 @contextlib.contextmanager
+def busy(with_what: str) -> Iterator[None]:
+    """Say on a terminal what the command does inside the block; elsewhere nothing."""
+    console = Console(stderr=True)
+    with console.status(with_what) if console.is_terminal else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def stdout_for(as_json: bool) -> Iterator[IO[str]]:
     """The stream to write to. With `as_json` only the caller reaches stdout: prints of libraries go to stderr."""
     stream = sys.stdout

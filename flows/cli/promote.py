@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import console_for, dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 if TYPE_CHECKING:
     from alto_core.promotion import Decision
@@ -20,10 +20,11 @@ def run_promote(name: str, *, margin: float, accept_other_rows: bool, as_json: b
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
-        # here, since it imports torch and MLflow
-        from alto_core.promotion import promote
+        with busy("both adapters answer the held-out rows"):
+            # here, since it imports torch and MLflow
+            from alto_core.promotion import promote
 
-        decision = promote(name, settings, margin=margin, accept_other_rows=accept_other_rows)
+            decision = promote(name, settings, margin=margin, accept_other_rows=accept_other_rows)
         _show(decision, console_for(stream), as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from alto_core import wording
 from alto_core.engine.serving import VLLM_MAX_RANKS, smallest_max_rank
 from alto_core.first_look import read_task
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import console_for, dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 if TYPE_CHECKING:
     from alto_core.preparation import TaskPlan
@@ -22,10 +22,11 @@ def run_validate(file: Path, *, as_json: bool) -> None:
     prepare_environment(load_settings())
     task = read_task(file)
     with stdout_for(as_json) as stream:
-        # Here, since it imports torch and transformers; a wrong field is told before that.
-        from alto_core.preparation import plan_task
+        with busy("reading the rows and the model's structure"):
+            # Here, since it imports torch and transformers; a wrong field is told before that.
+            from alto_core.preparation import plan_task
 
-        plan = plan_task(task)
+            plan = plan_task(task)
         if as_json:
             print(dump(plan_object(plan)), file=stream)
             return
