@@ -67,10 +67,6 @@ class Cut:
     def steps(self) -> Mapping[str, int]:
         return {place.job_id: place.step for place in self.places}
 
-    @property
-    def num_in_slots(self) -> int:
-        return sum(place.rank_start is not None for place in self.places)
-
 
 class CutLog:
     """The cuts of one task."""
