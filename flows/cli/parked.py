@@ -16,6 +16,7 @@ from alto_core.settings import load_settings, prepare_environment
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
 from flows.cli.output import console_for, dump, stdout_for
 from flows.cli.tables import agreement_table, plain_table
+from flows.cli.tune import quiet_settings
 
 if TYPE_CHECKING:
     from alto_core.auditing import AuditReport
@@ -49,10 +50,7 @@ def run_revive(task_id: str, job: str, *, as_json: bool) -> None:
 
 def run_audit(task_id: str, *, share: float, seed: int, as_json: bool) -> None:
     """Run the audit flow in this process and print its report."""
-    settings = load_settings()
-    prepare_environment(settings)
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    quiet_settings()
     with stdout_for(as_json) as stream, sigterm_as_ctrl_c():
         from flows.audit import audit
 

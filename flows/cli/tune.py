@@ -6,6 +6,7 @@ Training has the main thread, where signals arrive; a second thread reads the st
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -71,6 +72,9 @@ def quiet_settings() -> Settings:
     prepare_environment(settings)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    for runs in ("prefect.flow_runs", "prefect.task_runs"):
+        # How a run ended the command says itself; Prefect, which calls Ctrl-C a crash, keeps its words for its own UI.
+        logging.getLogger(runs).propagate = False
     return settings
 
 
