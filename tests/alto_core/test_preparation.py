@@ -38,6 +38,12 @@ def test_evaluations_within_the_bound_stay_as_asked(tiny_task: Callable[..., Tun
     assert plan.interval_note == ""
 
 
+def test_jobs_too_short_for_fewer_evaluations_are_told_so(tiny_task: Callable[..., TuningTask]) -> None:
+    plan = plan_task(tiny_task(budget={"steps": 2, "eval_interval_fraction": 0.5, "max_eval_share": 0.1}))
+    assert plan.evaluation_share == plan.wanted_evaluation_share > 0.1
+    assert "jobs this short cannot have fewer: train longer" in plan.interval_note
+
+
 def test_a_model_with_weights_that_are_cut_is_refused_before_any_device_is_taken(
     tiny_task: Callable[..., TuningTask], tiny_model: Path, tmp_path: Path
 ) -> None:
