@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from alto_core.config import load_task, parse_task
+from alto_core.config import load_task, parse_task, with_changes
 from alto_core.errors import TaskFileError
 
 GOOD: dict[str, Any] = {
@@ -211,6 +212,41 @@ def test_a_value_where_a_section_belongs_is_shown_the_section(tmp_path: Path) ->
         parse_task(changed("model", "org/m"))
     with pytest.raises(TaskFileError, match=r"model: got nothing, expected a section of fields"):
         parse_task(changed("model", None))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("name", "con", "a name that every file system takes"),
+        ("registry_name", "model.", "a name that every file system takes"),
+        ("cluster.deadline", "2030-01-31T18:00:00", "a date and a time with a time zone"),
+        ("cluster.deadline", "soon", "a date and a time with a time zone"),
+        ("cluster.num_gpus", 0, "a whole number of at least 1, or `auto`"),
+        ("data.source", "a\0b", "a name without a NUL character"),
+    ],
+)
+def test_a_value_that_means_trouble_later_is_refused_at_once(path: str, value: Any, expected: str) -> None:
+    with pytest.raises(TaskFileError, match=re.escape(f"expected {expected}")):
+        parse_task(changed(path, value))
+
+
+def test_a_moment_is_kept_in_utc_however_it_was_written() -> None:
+    texts = ("2030-01-31T18:00:00+01:00", "2030-01-31T17:00:00Z")
+    moments = {parse_task(changed("cluster.deadline", text)).cluster.deadline for text in texts}
+    assert moments == {"2030-01-31T17:00:00+00:00"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("budget.epochs", "expected key=value"),
+        ("budget.epochs=[", "expected a value in YAML"),
+        ("name.x=1", "no section"),
+    ],
+)
+def test_a_change_that_is_none_is_refused(change: str, message: str) -> None:
+    with pytest.raises(TaskFileError, match=message):
+        with_changes(parse_task(GOOD), [change])
 
 
 def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:

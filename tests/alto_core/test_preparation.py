@@ -44,6 +44,22 @@ def test_jobs_too_short_for_fewer_evaluations_are_told_so(tiny_task: Callable[..
     assert "jobs this short cannot have fewer: train longer" in plan.interval_note
 
 
+def test_a_length_beyond_the_model_is_told(tiny_task: Callable[..., TuningTask]) -> None:
+    data = tiny_task().data.model_dump(exclude_none=True) | {"max_length": 100_000}
+    notes = plan_task(tiny_task(data=data)).data.report.notes
+    assert any("tokens, not 100000: the model has no more positions" in note for note in notes), notes
+
+
+def test_a_model_without_a_tokenizer_is_told_by_the_file(
+    tiny_task: Callable[..., TuningTask], tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"the folder holds no tokenizer\.json\. Expected a folder with config\.json"):
+        plan_task(tiny_task(model={"name": str(folder)}))
+
+
 def test_a_model_with_weights_that_are_cut_is_refused_before_any_device_is_taken(
     tiny_task: Callable[..., TuningTask], tiny_model: Path, tmp_path: Path
 ) -> None:
