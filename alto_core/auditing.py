@@ -22,7 +22,8 @@ from alto_core.early_exit.audit import WARMUP_FRACTIONS, RankAgreement, best_dif
 from alto_core.early_exit.curves import Curve
 from alto_core.errors import StoreError
 from alto_core.evaluation.intervals import wilson_interval
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 from alto_core.outcomes import Interval, Score
 from alto_core.parking import ParkedJob, parked_jobs
 from alto_core.recording import CurveRecorder, record_training

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.cuts import Cut, CutLog
-from alto_core.engine.checkpoint import JobSnapshot, fault_of_state, prune, write_snapshot
+from alto_core.engine.checkpoint import JobSnapshot, write_snapshot
+from alto_core.engine.state_folders import fault_of_state, prune
 
 MAX_HELD_SHARE = 0.01
 """Share of the time that steps may be held up by cuts; where copying takes longer, they come less often."""

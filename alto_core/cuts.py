@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alto_core.engine.checkpoint import fault_of_state
+from alto_core.engine.state_folders import fault_of_state
 from alto_core.errors import EngineError
 from alto_core.whole_files import whole_file
 
@@ -66,10 +66,6 @@ class Cut:
     @property
     def steps(self) -> Mapping[str, int]:
         return {place.job_id: place.step for place in self.places}
-
-    @property
-    def num_in_slots(self) -> int:
-        return sum(place.rank_start is not None for place in self.places)
 
 
 class CutLog:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from alto_core.decision_log import DecisionLog, ExitLogEntry
 from alto_core.domain import JobState, Verdict
-from alto_core.executor import JobRun
+from alto_core.job_run import JobRun
 from alto_core.store import EventRecord, JobRecord
 
 

@@ -41,13 +41,24 @@ class TaskFileError(AltoError):
         expected: what would be right.
         hint: what to do about it.
         file: the file it stands in; None for values made in Python.
+        line: of that file, from 1; None where no line says more than another.
     """
 
     exit_code = 2
 
-    def __init__(self, field: str, *, got: str, expected: str, hint: str = "", file: Path | str | None = None):
-        self.field, self.got, self.expected, self.hint, self.file = field, got, expected, hint, file
-        place = f"{file}: {field}" if file else field
+    def __init__(
+        self,
+        field: str,
+        *,
+        got: str,
+        expected: str,
+        hint: str = "",
+        file: Path | str | None = None,
+        line: int | None = None,
+    ):
+        self.field, self.got, self.expected, self.hint, self.file, self.line = field, got, expected, hint, file, line
+        where = f"{file}:{line}" if file and line else file
+        place = f"{where}: {field}" if where else field
         text = f"{place}: got {got}, expected {expected}"
         super().__init__(f"{text}. {hint}" if hint else text)
 

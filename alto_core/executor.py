@@ -11,46 +11,25 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
-from alto_core.budget import rows_of_step
 from alto_core.checkpointing import Checkpointer
 from alto_core.cuts import Cut, Place, Session
-from alto_core.data.rows import TaskData, TokenRow
+from alto_core.data.rows import TaskData
 from alto_core.device import is_out_of_memory
 from alto_core.domain import (
     Boundary,
-    Evaluation,
-    JobBudget,
     JobFailure,
-    LoraJob,
     MemoryShortage,
-    RowLosses,
     Verdict,
 )
 from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.engine.validation import evaluation_tokens
 from alto_core.errors import EngineError, ModelError
-from alto_core.evaluation.preference import preference_measures
 from alto_core.interruption import StopQuestion, TaskStopped, never
+from alto_core.job_rows import JobRows
+from alto_core.job_run import JobRun
 from alto_core.scheduling.intra_task import Capacity, JobSize, admit, without
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobRun:
-    """A stretch of one job's training: from where it stands to a step of its budget."""
-
-    job: LoraJob
-    budget: JobBudget
-    folder: Path
-    """Holds `state` (to continue from) and `adapter` (the best so far, in PEFT format)."""
-    start_step: int
-    """Updates already made; above 0 the job is restored from `folder/state`."""
-    target_step: int
-    """The stretch ends after this update."""
-    init_adapter: Path | None = None
-    rank_start: int | None = None
-    """First of its rank rows where it held a slot before; None: it waits for one."""
+from alto_core.validating import Validator
 
 
 @dataclass
@@ -86,13 +65,13 @@ class Executor:
         checkpoints: Checkpointer | None = None,
         session: Session | None = None,
     ):
-        self._engine, self._data, self._data_seed = engine, data, data_seed
+        self._engine = engine
         self._asked_to_stop = asked_to_stop
         self._checkpoints, self._session = checkpoints or Checkpointer(), session
         self._capacity = Capacity(num_slots=engine.num_slots, rank_rows=engine.rank_rows, step_tokens=step_tokens)
-        rows = data.train.rows
-        self._mean_row = sum(len(row.token_ids) for row in rows) / len(rows)
-        self._eval_tokens = max_eval_tokens or evaluation_tokens(engine.max_pass_tokens)
+        self._rows = JobRows(data.train.rows, data_seed)
+        eval_tokens = max_eval_tokens or evaluation_tokens(engine.max_pass_tokens)
+        self._validator = Validator(engine, data.validation.rows, eval_tokens)
         self._joined: list[str] = []
         self._failures: list[JobFailure] = []
         self._shortages: list[MemoryShortage] = []
@@ -139,34 +118,8 @@ class Executor:
             due, stop = [job_id for job_id, a in active.items() if _is_due(a)], self._asked_to_stop()
             is_boundary = bool(due or self._failures or stop)
             if is_boundary:
-                self._checkpoints.check()
-                steps = self._engine.take_records()
-                stepped = time.monotonic()
-                evaluations = self._evaluate(due, active) if due else ()
-                ended = time.monotonic()
-                failures, self._failures = tuple(self._failures), []
-                shortages, self._shortages = tuple(self._shortages), []
-                answers = yield Boundary(
-                    steps=steps,
-                    evaluations=evaluations,
-                    failures=failures,
-                    shortages=shortages,
-                    running=tuple(active),
-                    waiting=tuple(waiting),
-                    tokens_per_second=sum(record.num_tokens for record in steps) / max(ended - started, 1e-9),
-                    step_seconds=stepped - started,
-                    evaluation_seconds=ended - stepped,
-                )
-                joining = {answer.job.job_id: answer for answer in answers if isinstance(answer, JobRun)}
-                waiting |= joining
-                self._joined += joining
-                for verdict in (answer for answer in answers if isinstance(answer, Verdict)):
-                    if waiting.pop(verdict.job_id, None) is not None:
-                        continue
-                    left = active.pop(verdict.job_id)
-                    self._save_leaving(left.run)
-                    self._leave(left, waiting, active)
-                self._backfill(waiting, active, None)
+                answers = yield self._measure(due, waiting, active, since=started)
+                self._heed(answers, waiting, active)
             for job_id, reached in [(j, a) for j, a in active.items() if a.step >= a.run.target_step]:
                 self._save_leaving(reached.run)
                 del active[job_id]
@@ -179,6 +132,45 @@ class Executor:
             if is_boundary:
                 started = time.monotonic()
         self._cut(waiting, active)
+
+    def _measure(
+        self, due: Sequence[str], waiting: Mapping[str, JobRun], active: Mapping[str, _Active], *, since: float
+    ) -> Boundary:
+        """What came of the joint steps since a moment of the monotonic clock, and evaluations of the jobs due."""
+        self._checkpoints.check()
+        steps = self._engine.take_records()
+        stepped = time.monotonic()
+        standing = {job_id: (active[job_id].step, active[job_id].run.budget) for job_id in due}
+        evaluations, smaller = self._validator.evaluate(standing) if due else ((), ())
+        ended = time.monotonic()
+        failures, self._failures = tuple(self._failures), []
+        shortages, self._shortages = (*self._shortages, *smaller), []
+        return Boundary(
+            steps=steps,
+            evaluations=evaluations,
+            failures=failures,
+            shortages=shortages,
+            running=tuple(active),
+            waiting=tuple(waiting),
+            tokens_per_second=sum(record.num_tokens for record in steps) / max(ended - since, 1e-9),
+            step_seconds=stepped - since,
+            evaluation_seconds=ended - stepped,
+        )
+
+    def _heed(
+        self, answers: Sequence[Verdict | JobRun], waiting: dict[str, JobRun], active: dict[str, _Active]
+    ) -> None:
+        """Take in the stretches that join, and end the jobs with a verdict."""
+        joining = {answer.job.job_id: answer for answer in answers if isinstance(answer, JobRun)}
+        waiting |= joining
+        self._joined += joining
+        for verdict in (answer for answer in answers if isinstance(answer, Verdict)):
+            if waiting.pop(verdict.job_id, None) is not None:
+                continue
+            left = active.pop(verdict.job_id)
+            self._save_leaving(left.run)
+            self._leave(left, waiting, active)
+        self._backfill(waiting, active, None)
 
     def _save_leaving(self, run: JobRun) -> None:
         job_id = run.job.job_id
@@ -201,7 +193,7 @@ class Executor:
         """Make one joint step, as often as it takes to fit into the memory that is left."""
         while active:
             try:
-                self._engine.step({job_id: self._rows(a.run.job, a.step) for job_id, a in active.items()})
+                self._engine.step({job_id: self._rows.of_step(a.run.job, a.step) for job_id, a in active.items()})
                 return
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -212,7 +204,8 @@ class Executor:
     def _make_room(self, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Halve the passes; where they hold a single micro batch, put the job with the largest one back to wait."""
         ahead = self._engine.ahead
-        micro = {job_id: self._micro_tokens(a) for job_id, a in active.items() if job_id not in ahead}
+        behind = {job_id: a for job_id, a in active.items() if job_id not in ahead}
+        micro = {job_id: self._rows.largest_micro_batch(a.run.job, a.step) for job_id, a in behind.items()}
         largest = max(micro, key=lambda job_id: (micro[job_id], active[job_id].run.job.rank_rows, job_id))
         tokens = min(self._engine.max_pass_tokens, sum(micro.values()))
         if tokens > micro[largest]:
@@ -240,88 +233,26 @@ class Executor:
             run = replace(run, start_step=left.step, rank_start=None)
         self._engine.evict(job_id)
         waiting[job_id] = run
-        still_running = [self._size(a.run, a.step) for a in active.values()]
-        self._capacity = without(self._capacity, self._size(run, run.start_step), still_running)
+        still_running = [self._rows.size(a.run.job, a.step) for a in active.values()]
+        self._capacity = without(self._capacity, self._rows.size(run.job, run.start_step), still_running)
         text = f"memory ran out: waits after step {left.step} with its state kept, {len(active)} others go on"
         self._shortages.append(
             MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens, evicted_job_id=job_id)
         )
-
-    def _rows(self, job: LoraJob, steps_made: int) -> tuple[TokenRow, ...]:
-        rows = self._data.train.rows
-        indices = rows_of_step(
-            step=steps_made + 1,
-            num_train_rows=len(rows),
-            rows_per_update=job.rows_per_update,
-            seed=self._data_seed,
-        )
-        return tuple(rows[i] for i in indices)
-
-    def _size(self, run: JobRun, steps_made: int) -> JobSize:
-        next_rows = self._rows(run.job, steps_made)
-        return JobSize(
-            job_id=run.job.job_id,
-            adapter_batch_size=run.job.adapter_batch_size,
-            lora_rank=run.job.rank_rows,
-            row_tokens=self._mean_row,
-            next_row_tokens=sum(len(row.token_ids) for row in next_rows) / len(next_rows),
-        )
-
-    def _micro_tokens(self, active: _Active) -> int:
-        """Tokens of the largest micro batch of a job's next step, which no pass divides."""
-        size = active.run.job.adapter_batch_size
-        lengths = [len(row.token_ids) for row in self._rows(active.run.job, active.step)]
-        return max(sum(lengths[start : start + size]) for start in range(0, len(lengths), size))
-
-    def _evaluate(self, due: Sequence[str], active: Mapping[str, _Active]) -> tuple[Evaluation, ...]:
-        losses = self._row_losses(due)
-        evaluations = []
-        for job_id in due:
-            step, budget = active[job_id].step, active[job_id].run.budget
-            evaluation = Evaluation(
-                job_id=job_id,
-                step=step,
-                fraction=budget.fraction(step),
-                row_losses=losses[job_id],
-                measures=preference_measures(losses[job_id]),
-            )
-            self._engine.keep_best(job_id, evaluation.val_loss)
-            evaluations.append(evaluation)
-        return tuple(evaluations)
-
-    def _row_losses(self, job_ids: Sequence[str]) -> dict[str, RowLosses]:
-        """Losses of the validation rows, in passes as large as the memory allows."""
-        rows = self._data.validation.rows
-        longest = max(len(row.token_ids) for row in rows)
-        while True:
-            try:
-                return self._engine.evaluate(job_ids, rows, max_tokens=self._eval_tokens)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if self._eval_tokens <= longest:
-                    raise EngineError(
-                        f"out of memory: a validation row of {longest} tokens does not fit. Use a smaller "
-                        "data.max_length, or free memory."
-                    ) from error
-            self._eval_tokens = max(longest, min(self._eval_tokens, longest * len(rows) * len(job_ids)) // 2)
-            self._engine.limit_pass_tokens(self._engine.max_pass_tokens)
-            text = f"memory ran out: evaluation in passes of at most {self._eval_tokens} tokens from now on"
-            self._shortages.append(MemoryShortage(text=text, max_pass_tokens=self._engine.max_pass_tokens))
 
     def _leave(self, left: _Active, waiting: dict[str, JobRun], active: dict[str, _Active]) -> None:
         """Take a job out of its slot, its best adapter written down, and give the slot to a waiting one."""
         run = left.run
         if self._engine.has_best(run.job.job_id):
             self._engine.export(run.job.job_id, run.folder / "adapter", best=True)
-        freed = self._size(run, left.step)
+        freed = self._rows.size(run.job, left.step)
         self._engine.evict(run.job.job_id)
         self._backfill(waiting, active, freed)
 
     def _backfill(self, waiting: dict[str, JobRun], active: dict[str, _Active], freed: JobSize | None) -> None:
         """Admit what fits; see `intra_task.admit`. What fits in no way, with all slots free, fails."""
-        running = [self._size(a.run, a.step) for a in active.values()]
-        sizes = [self._size(run, run.start_step) for run in waiting.values()]
+        running = [self._rows.size(a.run.job, a.step) for a in active.values()]
+        sizes = [self._rows.size(run.job, run.start_step) for run in waiting.values()]
         admit(sizes, running, self._capacity, freed, place=lambda size: self._place(size.job_id, waiting, active))
         if not active:
             for run in waiting.values():

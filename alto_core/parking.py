@@ -16,7 +16,7 @@ from pathlib import Path
 
 from alto_core.domain import JobState
 from alto_core.errors import StoreError
-from alto_core.executor import JobRun
+from alto_core.job_run import JobRun
 from alto_core.store import JobRecord
 from alto_core.workspace import Workspace
 

@@ -21,10 +21,10 @@ from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data, save_task_data
 from alto_core.domain import JobBudget, LoraJob
 from alto_core.early_exit.policy import make_policy
-from alto_core.engine.model_files import check_weight_files
 from alto_core.engine.target_modules import check_target_modules, linear_endings
 from alto_core.errors import TaskFileError
 from alto_core.evaluation import check_metric
+from alto_core.first_look import check_named
 from alto_core.inputs import record_inputs
 from alto_core.result import TaskResult
 from alto_core.search_space import expand_search_space
@@ -64,6 +64,12 @@ class TaskPlan:
         budget = self.task.budget
         if self.wanted_evaluation_share <= budget.max_eval_share:
             return ""
+        if self.evaluation_share == self.wanted_evaluation_share:
+            return (
+                f"evaluations cost {wording.share(self.evaluation_share)} of the training, above "
+                "budget.max_eval_share, and jobs this short cannot have fewer: train longer, or choose with fewer "
+                "validation rows"
+            )
         return (
             f"evaluations as often as asked would cost {wording.share(self.wanted_evaluation_share)} of the training; "
             f"with one every {100 * budget.eval_interval_fraction:.3g} % of a job's steps they cost "
@@ -86,7 +92,7 @@ def plan_task(task: TuningTask) -> TaskPlan:
         ModelError: the base model is missing, or has no such layer.
     """
     make_policy(task.early_exit.preset, task.early_exit.overrides)
-    check_weight_files(task.model)
+    check_named(task)
     endings = linear_endings(task.model)
     jobs = expand_search_space(task.search_space, endings, task.betas)
     _check_num_gpus(task, jobs)

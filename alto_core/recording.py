@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from alto_core.domain import Boundary, JobBudget, LoraJob, RowLosses
 from alto_core.early_exit import NonePolicy
 from alto_core.early_exit.curves import Curve
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 
 
 class CurveRecorder:

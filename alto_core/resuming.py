@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from alto_core.cuts import Cut, Place, Session
 from alto_core.domain import JobState, TaskState
 from alto_core.earlier_run import EarlierRun
-from alto_core.executor import JobRun
+from alto_core.job_run import JobRun
 from alto_core.parking import reserve
 from alto_core.store import EventDraft
 from alto_core.supervision import Supervisor, spent_verdict

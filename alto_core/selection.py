@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from alto_core import wording
 from alto_core.data.rows import SplitData
 from alto_core.domain import JobState
 from alto_core.engine.adapter_parallel import AnyEngine
@@ -55,9 +56,11 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
             "the curves in the report."
         )
     data = workspace.data
+    _announce(workspace, data.validation, candidates)
     results = _evaluate(workspace, data.validation, candidates, num_slots=num_slots)
     winner = pick_winner([result.score() for result in results], workspace.task.evaluation.choose_by)
     if data.test is not None:
+        _announce(workspace, data.test, [winner, None])
         results += _evaluate(workspace, data.test, [winner, None], num_slots=num_slots)
     scores = tuple(result.score() for result in results)
     _record(workspace, winner, results, scores, _samples(workspace, winner, results))
@@ -118,6 +121,14 @@ def score_jobs(
     """
     results = _evaluate(workspace, split, job_ids, num_slots=num_slots, folders=folders)
     return tuple(result.score() for result in results)
+
+
+def _announce(workspace: Workspace, split: SplitData, job_ids: Sequence[str | None]) -> None:
+    """Say what is measured now: generating answers takes minutes without a GPU."""
+    adapters = wording.plural(sum(job_id is not None for job_id in job_ids), "adapter")
+    untuned = " and the untuned model" if None in job_ids else ""
+    text = f"{adapters}{untuned} on {wording.plural(len(split.rows), f'{split.name} row')}"
+    workspace.store.append_events(workspace.task_id, [EventDraft(kind="scoring", text=text)])
 
 
 def _evaluate(

@@ -11,13 +11,15 @@ import json
 from collections.abc import Collection, Generator, Mapping, Sequence
 from pathlib import Path
 
+from alto_core import wording
 from alto_core.cancelling import CancelRequests, cancelled
 from alto_core.decision_log import ARTIFACT_NAME, DecisionLog, exit_entry
 from alto_core.domain import Boundary, CurveSource, GateDecision, JobFailure, JobState, Verdict
 from alto_core.earlier_run import EarlierRun
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.policy import Policy
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 from alto_core.outcomes import JobOutcome
 from alto_core.progress import Progress
 from alto_core.store import EventDraft, JobUpdate, Store
@@ -121,11 +123,7 @@ class Supervisor:
             self.end(folders[verdict.job_id], curves[verdict.job_id], verdict, gate_rank=rank)
         self._store.append_events(
             self._task_id,
-            [
-                EventDraft(
-                    kind="gate", text=f"{len(decision.survivors)} go on: {', '.join(decision.survivors) or 'none'}"
-                )
-            ],
+            [EventDraft(kind="gate", text=wording.gate(decision))],
         )
         self._publish_decisions()
 

@@ -19,7 +19,8 @@ from alto_core.cuts import Cut, Session
 from alto_core.domain import GateDecision
 from alto_core.earlier_run import EarlierRun, earlier_run
 from alto_core.early_exit.policy import Policy
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 from alto_core.parking import thin_to_budget
 from alto_core.profiling import allocated_bytes, leaked_memory
 from alto_core.result import GateRecord

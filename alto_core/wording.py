@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from alto_core.domain import JobState
+from alto_core.domain import GateDecision, JobState
 from alto_core.scheduling.prediction import Forecast
 
 STATE_MEANING: dict[JobState, str] = {
@@ -21,6 +21,8 @@ STATE_MEANING: dict[JobState, str] = {
     JobState.CANCELLED: "was ended by a person",
 }
 NOTHING = "-"
+KEPT_BECAUSE = {"tie": "equal within the error", "stratum": "best of its learning rate"}
+"""Why a job goes on after a gate that is not among the best there."""
 
 
 def rate(value: float) -> str:
@@ -79,6 +81,13 @@ def forecast_terms(expected: Forecast) -> str:
     """`training 12 min 40 s, evaluation 1 min 02 s, captures 23 s`: what it consists of if no job ends early."""
     terms = {name: seconds for name, seconds in asdict(expected.terms).items() if round(seconds) > 0}
     return ", ".join(f"{name} {duration(seconds)}" for name, seconds in terms.items())
+
+
+def gate(decision: GateDecision) -> str:
+    """Who goes on after a gate."""
+    kept = [entry for entry in decision.entries if entry.kept]
+    why = {entry.job_id: f" ({KEPT_BECAUSE[entry.reason]})" for entry in kept if entry.reason in KEPT_BECAUSE}
+    return f"{len(kept)} go on: {', '.join(entry.job_id + why.get(entry.job_id, '') for entry in kept) or 'none'}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -1,6 +1,7 @@
 """Everything a stage needs to know about its task, found again from the task's id.
 
 Stages exchange ids and paths; each opens the workspace anew, so a stage can run in another process than the one before.
+Many commands only read, so what brings torch along is imported where it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alto_core.budget import job_budget
 from alto_core.config import TuningTask
@@ -22,21 +23,21 @@ from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data
 from alto_core.data.tokenizer import load_model_tokenizer
 from alto_core.decision_log import DecisionLog
-from alto_core.device import pick_device, pick_devices
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage
 from alto_core.early_exit.policy import Policy, make_policy
-from alto_core.engine.backbone import load_backbone
-from alto_core.engine.checkpoint import MARKER
-from alto_core.engine.ranks import RankGroup, rank_group
+from alto_core.engine.state_folders import newest_step
 from alto_core.errors import StoreError
-from alto_core.evaluation import TextCodec
-from alto_core.executor import JobRun
-from alto_core.references import References, fingerprint, reference_key
+from alto_core.job_run import JobRun
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings
 from alto_core.store import EventDraft, JobRecord, JobUpdate, Store
 from alto_core.task_lock import times_held
 from alto_core.tracking import TaskRuns, Tracker
+
+if TYPE_CHECKING:
+    from alto_core.engine.ranks import RankGroup
+    from alto_core.evaluation import TextCodec
+    from alto_core.references import References
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Workspace:
     @cached_property
     def codec(self) -> TextCodec:
         """The model's tokenizer, as evaluation uses it."""
+        from alto_core.evaluation import TextCodec
+
         tokenizer = load_model_tokenizer(self.task.model).tokenizer
         return TextCodec(
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
@@ -94,6 +97,9 @@ class Workspace:
         """What the task's jobs are held to, as far as it has been measured; None where the objective needs none."""
         if self.task.objective != "dpo":
             return None
+        from alto_core.engine.backbone import load_backbone
+        from alto_core.references import References, fingerprint, reference_key
+
         ranks = self.ranks()
         backbone = (
             fingerprint(load_backbone(self.task.model, self.device)) if ranks is None else ranks.on_all(fingerprint)[0]
@@ -112,16 +118,22 @@ class Workspace:
 
     @property
     def device(self) -> str:
+        from alto_core.device import pick_device
+
         return pick_device(self.settings.device)
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Where its jobs may train: as many devices as the task file asks for, or as there are."""
+        from alto_core.device import pick_devices
+
         asked = self.task.cluster.num_gpus
         return pick_devices(self.settings.device, None if asked == "auto" else asked)
 
     def ranks(self) -> RankGroup | None:
         """The processes of the devices that the profile stage chose; None where it is one, which this process uses."""
+        from alto_core.engine.ranks import rank_group
+
         profile = self.store.profile(self.task_id)
         if profile is None or profile.num_ranks == 1:
             return None
@@ -181,8 +193,7 @@ class Workspace:
 
     def checkpoint_step(self, job_id: str) -> int:
         """Step of a job's newest saved state; 0 when it has none."""
-        markers = (self.job_folder(job_id) / "state").glob(f"step-*/{MARKER}")
-        return max((int(marker.parent.name.removeprefix("step-")) for marker in markers), default=0)
+        return newest_step(self.states_of(job_id))
 
     def rewind(self) -> None:
         """Set every open job to where it goes on: what it trained after that is lost with its run."""
@@ -214,6 +225,7 @@ class Workspace:
 
     def stretch(self, job_id: str, *, start_step: int, until: float, rank_start: int | None = None) -> JobRun:
         """One job's training from a step to a share of its budget."""
+
         budget = self.budgets[job_id]
         return JobRun(
             job=self.jobs[job_id],

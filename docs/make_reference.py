@@ -27,6 +27,7 @@ from flows.cli.app import app
 
 DOCS = Path(__file__).parent
 STEPS = DOCS.parent / "benchmarks" / "results" / "step.csv"
+WRONG_FILES = STEPS.with_name("wrong_files.csv")
 PART = re.compile(r"(?<=<!-- made by docs/make_reference\.py: )([a-z-]+)( -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
@@ -53,6 +54,15 @@ def commands() -> str:
 def environment_variables() -> str:
     """The table that the settings' module opens with."""
     return "\n".join(line for line in (settings.__doc__ or "").splitlines() if line.startswith("|"))
+
+
+def wrong_files() -> str:
+    """What `alto validate` says to files that are wrong, as measured."""
+    with WRONG_FILES.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["exit_code"] != "0" or row["says"].startswith("e.g.")]
+    said = [row["says"].removeprefix("alto: ").replace("|", "\\|").replace("*", "\\*") for row in rows]
+    lines = [f"| {row['case']} | {what} |\n" for row, what in zip(rows, said, strict=True)]
+    return f"| wrong | what is said |\n| --- | --- |\n{''.join(lines)}"
 
 
 def telemetry() -> str:
@@ -129,6 +139,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "telemetry": telemetry,
     "mlflow-names": mlflow_names,
     "step-costs": step_costs,
+    "wrong-files": wrong_files,
 }
 
 

@@ -8,6 +8,8 @@ import threading
 
 from prefect.settings import get_current_settings
 
+from flows.end_together import end_with_this_process
+
 _starting = threading.Lock()
 
 
@@ -26,6 +28,8 @@ def begin_embedded_server() -> None:
 def start_embedded_server() -> None:
     """Start it now, out of reach of Ctrl-C, if flows of this process are going to use one; it ends with the process.
 
+    Prefect ends it at the exit of this process, which one that is killed does not come to.
+
     A terminal sends Ctrl-C to every process of a command. A server that ends on it is gone before the flow run could be
     told that it was cancelled. A blocked signal stays blocked in a child, and SIGTERM, which ends it later, is not.
     """
@@ -36,7 +40,11 @@ def start_embedded_server() -> None:
     with _starting:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            SubprocessASGIServer().start()
+            server = SubprocessASGIServer()
+            if not server.running:
+                server.start()
+                assert server.server_process is not None
+                end_with_this_process(server.server_process.pid)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -39,8 +39,7 @@ def resume(task_id: str, *, as_recorded: bool = False) -> TuneResult:
     _refuse_queued(task_id, workspace.settings)
     with held(task_id, workspace.folder):  # a task that runs is told so before anything else
         if record.state is TaskState.FINISHED:
-            if record.report_path is not None:
-                raise StoreError(f"task {task_id} has finished, expected one with something left to do.")
+            record.require_unfinished()
             publish_report(workspace)  # all that its run did not come to
             return tune_result(task_id)
         if not as_recorded:

@@ -58,7 +58,7 @@ def test_no_module_of_ours_calls_what_runs_its_input() -> None:
 def test_a_task_file_makes_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "task.yaml").write_text(f"name: {text}\n")
-    with pytest.raises(TaskFileError, match=r"task.yaml: "):
+    with pytest.raises(TaskFileError, match=r"task.yaml:1: "):
         load_task(tmp_path / "task.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["task.yaml"]
 

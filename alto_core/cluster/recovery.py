@@ -75,7 +75,10 @@ def _why_dead(entry: QueueEntry, ended: str | None, lease: timedelta, now: datet
         claimed = entry.claimed_at or now
         if ended is not None and now - claimed > ENDED_PATIENCE:
             return f"its flow run ended as {ended} before it began"
-        return "its run did not begin" if now - claimed > max(START_PATIENCE, lease) else None
+        patience = max(START_PATIENCE, lease)
+        seconds = f"{patience.total_seconds():.0f} s"
+        why = f"its run did not begin within {seconds}; the logs in ALTO_HOME and Prefect's UI say more"
+        return why if now - claimed > patience else None
     heard = entry.heartbeat_at or entry.claimed_at or now
     if ended is not None and now - heard > ENDED_PATIENCE:
         return f"its flow run ended as {ended} and it gives no sign of life"

@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from alto_core.config.search import STRATEGY_NAMES
+from alto_core.config.spelling import fields_at, similar
 from alto_core.config.task import SplitSection, TuningTask
-from alto_core.config.yaml_text import read_yaml
+from alto_core.config.yaml_text import YamlError, line_of, read_yaml
 from alto_core.errors import TaskFileError
 
 
@@ -25,31 +26,43 @@ def load_task(path: str | Path) -> TuningTask:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise TaskFileError("file", got="no such file", expected="a task file in YAML", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError("file", got=str(error), expected="a readable UTF-8 text file", file=path) from None
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise TaskFileError("file", got=got, expected="a readable UTF-8 text file", file=path) from None
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{error.object[error.start]:02x}, which is not UTF-8"
+        raise TaskFileError(
+            "file", got=got, expected="a readable UTF-8 text file", hint="Save it as UTF-8.", file=path
+        ) from None
     try:
         content = read_yaml(text)
-    except ValueError as error:
-        raise TaskFileError("file", got=str(error), expected="valid YAML", file=path) from None
-    task = parse_task(content, file=path)
+    except YamlError as error:
+        raise TaskFileError(
+            "file", got=str(error), expected="valid YAML", hint=error.hint, file=path, line=error.line
+        ) from None
+    task = parse_task(content, file=path, text=text)
     return _with_absolute_paths(task, path.resolve().parent)
 
 
-def parse_task(content: Any, *, file: Path | str | None = None) -> TuningTask:
+def parse_task(content: Any, *, file: Path | str | None = None, text: str | None = None) -> TuningTask:
     """Check a mapping with the fields of a task file.
+
+    Args:
+        content: the mapping.
+        file: that it stands in, for the text of errors.
+        text: of that file, so that an error can name the line.
 
     Raises:
         TaskFileError: names the first wrong field, what it held, and what is expected.
     """
     if not isinstance(content, dict):
-        raise TaskFileError(
-            "file", got=type(content).__name__, expected="a mapping of fields such as `name:` and `model:`", file=file
-        )
+        got = "an empty file" if content is None else f"a {'list' if isinstance(content, list) else 'single value'}"
+        raise TaskFileError("file", got=got, expected="a mapping of fields such as `name:` and `model:`", file=file)
     content = _with_default_strategy(content)
     try:
         return TuningTask.model_validate(content)
     except ValidationError as error:
-        raise _as_task_file_error(error, file) from None
+        raise _as_task_file_error(error, file, text) from None
 
 
 def _with_default_strategy(content: dict[Any, Any]) -> dict[Any, Any]:
@@ -60,19 +73,31 @@ def _with_default_strategy(content: dict[Any, Any]) -> dict[Any, Any]:
     return content
 
 
-def _as_task_file_error(error: ValidationError, file: Path | str | None) -> TaskFileError:
+def _as_task_file_error(error: ValidationError, file: Path | str | None, text: str | None) -> TaskFileError:
     errors = error.errors()
     # a misspelled key comes as an unknown one and, before it, as a missing one: what was written says more
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    shown = [part for part in first["loc"] if not _is_union_tag(part)]
-    field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in shown).lstrip(".") or "file"
-    if first["type"] == "extra_forbidden":
-        return TaskFileError(field, got="an unknown key", expected="a known one", hint="Check the spelling.", file=file)
-    if first["type"] == "missing":
-        return TaskFileError(field, got="nothing", expected="a value", hint="Add this field.", file=file)
-    expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    hint = "Remove the quotes around the number." if _is_quoted_number(first["input"]) else ""
-    return TaskFileError(field, got=_shorten(first["input"]), expected=expected, hint=hint, file=file)
+    keys = [part for part in first["loc"] if not _is_union_tag(part)]
+    field = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".") or "file"
+    got, expected, hint = _shorten(first["input"]), first["msg"].removeprefix("Value error, "), ""
+    match first["type"]:
+        case "extra_forbidden":
+            near = similar(str(keys[-1]), fields_at(keys[:-1]))
+            got, expected, hint = (
+                "an unknown key",
+                "a known one",
+                f"Perhaps `{near}`?" if near else "Check the spelling.",
+            )
+        case "missing":
+            got, expected, hint = "nothing", "a value", "Add this field."
+        case "model_type" | "model_attributes_type":
+            example = next(iter(fields_at(keys)), "field")
+            expected = f"a section of fields, for example `{keys[-1]}: {{{example}: ...}}`"
+        case _ if _is_quoted_number(first["input"]):
+            hint = "Remove the quotes around the number."
+    expected = expected.removeprefix("Input should be ")
+    line = line_of(text, keys) if text is not None and keys else None
+    return TaskFileError(field, got=got, expected=expected, hint=hint, file=file, line=line)
 
 
 def _is_union_tag(part: int | str) -> bool:
@@ -88,7 +113,7 @@ def _is_quoted_number(value: Any) -> bool:
 
 
 def _shorten(value: Any) -> str:
-    text = repr(value)
+    text = "nothing" if value is None else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

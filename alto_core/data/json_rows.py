@@ -13,9 +13,9 @@ from typing import Any
 
 from alto_core.data.report import Reason, UnusableRowError
 from alto_core.data.row_source import SourceRow
+from alto_core.data.utf8 import read_utf8
 from alto_core.errors import DataError
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 WHITESPACE = " \t\r\n"
 
 
@@ -25,10 +25,7 @@ def read_json_rows(path: Path) -> Iterator[SourceRow]:
     Raises:
         DataError: the file cannot be read, or an array is broken (nothing after the break can be trusted).
     """
-    try:
-        content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    content = read_utf8(path)
     if _is_array(content):
         return _array_rows(path, content.decode("utf-8"))
     return _line_rows(path.name, content)

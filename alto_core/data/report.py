@@ -173,9 +173,6 @@ class RowTally:
             excerpt=excerpt(content),
         )
 
-    def num_left_out(self, source: str) -> int:
-        return sum(item.count for item in self._left_out.values() if item.source == source)
-
 
 def excerpt(content: object) -> str:
     """The start of a row on one printable line; control characters and lone surrogates are escaped."""

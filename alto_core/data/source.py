@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alto_core.data.json_rows import BYTE_ORDER_MARK, read_json_rows
+from alto_core.data.json_rows import read_json_rows
 from alto_core.data.report import Reason, UnusableRowError
 from alto_core.data.row_source import SourceRow
+from alto_core.data.utf8 import read_utf8
 from alto_core.errors import DataError
+from alto_core.hub import go_offline_without_hub
 
 FILE_ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
 ROWS_PER_READ = 2048
@@ -42,30 +44,42 @@ def is_file_source(source: str) -> bool:
     return Path(source).suffix.lower() in FILE_ENDINGS or Path(source).is_file()
 
 
-def _read_all(source: str, *, subset: str | None, split: str, limit: int | None) -> Iterator[SourceRow]:
+def check_source(source: str) -> None:
+    """Look whether a source is there. A name that can be a hub data set passes.
+
+    Raises:
+        DataError: no such file or folder, or a file whose ending is not known.
+    """
     path = Path(source)
     if not is_file_source(source):
         if path.is_absolute() and not path.exists():
             raise DataError(
                 f"{source}: no such file or folder. Expected one of {', '.join(FILE_ENDINGS)}, or a hub data set."
             )
-        return _hub_rows(source, subset=subset, split=split, limit=limit)
+        return
     if not path.is_file():
         raise DataError(f"{source}: no such file. A relative path in a task file starts at the task file's folder.")
+    if path.suffix.lower() not in FILE_ENDINGS:
+        raise DataError(
+            f"{source}: got a file ending in {path.suffix or 'nothing'!r}, expected one of {', '.join(FILE_ENDINGS)}."
+        )
+
+
+def _read_all(source: str, *, subset: str | None, split: str, limit: int | None) -> Iterator[SourceRow]:
+    check_source(source)
+    path = Path(source)
+    if not is_file_source(source):
+        return _hub_rows(source, subset=subset, split=split, limit=limit)
     match path.suffix.lower():
-        case ".jsonl" | ".json":
-            return read_json_rows(path)
         case ".csv":
             return _csv_rows(path)
         case ".parquet":
             return _parquet_rows(path)
-    raise DataError(
-        f"{source}: got a file ending in {path.suffix or 'nothing'!r}, expected one of {', '.join(FILE_ENDINGS)}."
-    )
+    return read_json_rows(path)
 
 
 def _csv_rows(path: Path) -> Iterator[SourceRow]:
-    content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+    content = read_utf8(path)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -76,6 +90,9 @@ def _csv_rows(path: Path) -> Iterator[SourceRow]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     records = _csv_records(path, reader)
     header = next((cells for cells in records if cells), [])
+    apart = next((mark for mark in (";", "\t") if len(header) == 1 and mark in header[0]), None)
+    if apart:
+        raise DataError(f"{path}: the columns stand apart by {apart!r}, expected commas. Save the file with commas.")
     if len(set(header)) != len(header):
         raise DataError(f"{path}: the header names a column twice: {', '.join(header)}. Give each column its own name.")
     number = 0
@@ -117,10 +134,12 @@ def _parquet_rows(path: Path) -> Iterator[SourceRow]:
                     number += 1
                     yield SourceRow(origin=f"{path.name} row {number}", content=content)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as parquet: {_first_line(error)}") from None
+        raise DataError(f"{path}: cannot be read as parquet: {_first_line(error)}. Write the file again.") from None
 
 
 def _hub_rows(source: str, *, subset: str | None, split: str, limit: int | None) -> Iterator[SourceRow]:
+    is_folder = Path(source).is_dir()
+    is_away = "" if is_folder else go_offline_without_hub()  # before the import, which reads it
     # datasets takes a second to import, and files do not need it.
     from datasets import Dataset, load_dataset
     from datasets.exceptions import DatasetsError
@@ -129,9 +148,15 @@ def _hub_rows(source: str, *, subset: str | None, split: str, limit: int | None)
     try:
         dataset = load_dataset(source, subset, split=split)
     except (OSError, ValueError, DatasetsError) as error:
+        if is_folder:
+            raise DataError(
+                f"folder {name}, split {split}: cannot be loaded as a data set: {_first_line(error)}. "
+                f"Check subset and split, or name a file in it that ends in {', '.join(FILE_ENDINGS)}."
+            ) from None
         raise DataError(
-            f"hub data set {name}, split {split}: cannot be loaded: {_first_line(error)} "
-            "Check the name, subset and split; without a network, name a local file instead."
+            f"hub data set {name}, split {split}: cannot be loaded: {is_away or _first_line(error)}. Check the name, "
+            "subset and split. A file or folder of that name is not there either; relative ones start at the task "
+            "file's folder."
         ) from None
     assert isinstance(dataset, Dataset)
     stop = len(dataset) if limit is None else min(limit, len(dataset))
@@ -142,4 +167,4 @@ def _hub_rows(source: str, *, subset: str | None, split: str, limit: int | None)
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

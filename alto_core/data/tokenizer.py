@@ -94,8 +94,10 @@ def _load(auto_class: Any, model: ModelSection, what: str) -> Any:
             model.name, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
-        finding = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        finding = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        if what == "tokenizer" and Path(model.name).is_dir() and not (Path(model.name) / "tokenizer.json").is_file():
+            finding = "the folder holds no tokenizer.json"
         raise ModelError(
-            f"model.name: the {what} of {model.name} cannot be loaded: {finding} "
+            f"model.name: the {what} of {model.name} cannot be loaded: {finding}. "
             "Expected a folder with config.json and tokenizer.json, or a hub id and a network."
         ) from error

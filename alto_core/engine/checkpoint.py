@@ -2,21 +2,17 @@
 
     FOLDER/step-00000012/   params, exp_avg, exp_avg_sq, best (safetensors), state.json, last the marker complete.json
 
-The marker holds a checksum of every other file. The newest states are kept; `load_checkpoint` takes the newest whole
-one and says so when a newer one is damaged. Nothing is pickled. Row order, learning rate and dropout are functions of
-the step, and the detectors' counts are read off the curve, so the step stands for data cursor, schedule and all random
-states.
+`state_folders` keeps the newest states and tells which are whole; `load_checkpoint` takes the newest whole one. Nothing
+is pickled. Row order, learning rate and dropout are functions of the step, and the detectors' counts are read off the
+curve, so the step stands for data cursor, schedule and all random states.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +26,12 @@ from torch import Tensor
 from alto_core.domain import LoraJob
 from alto_core.engine.active_job import ActiveJob
 from alto_core.engine.slots import AdapterSlots
+from alto_core.engine.state_folders import mark_whole, newest_whole, prune, state_folder
 from alto_core.engine.target_modules import LinearLayer
 from alto_core.errors import EngineError
 from alto_core.whole_files import whole_folder
 
 FORMAT = 1
-MARKER = "complete.json"
-NUM_KEPT = 2
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +73,7 @@ def write_snapshot(snapshot: JobSnapshot, folder: Path, *, keep_from: int | None
     Raises:
         EngineError: it could not be written, for example because the disk is full; older states are as they were.
     """
-    target = folder / f"step-{snapshot.step:08d}"
+    target = state_folder(folder, snapshot.step)
     try:
         with whole_folder(target) as temporary:
             _write_files(snapshot, temporary)
@@ -90,13 +83,6 @@ def write_snapshot(snapshot: JobSnapshot, folder: Path, *, keep_from: int | None
             "are free there. The states before it are as they were. Make room, then resume the task."
         ) from error
     prune(folder, keep_from=keep_from)
-
-
-def prune(folder: Path, *, keep_from: int | None = None) -> None:
-    """Remove states but the two newest, and those of the step `keep_from` and later."""
-    for old in _states(folder)[NUM_KEPT:]:
-        if keep_from is None or _step(old) < keep_from:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path, *, step: int | None = None) -> None:
@@ -111,27 +97,20 @@ def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path, *, ste
     Raises:
         EngineError: there is no whole state, it is another job's, or a tensor is missing, too many, or misshapen.
     """
-    state_folder = _newest_whole(folder, step)
-    state = _read_state(state_folder / "state.json")
-    _check_job(state, active.job, state_folder)
+    whole = newest_whole(folder, step)
+    state = _read_state(whole / "state.json")
+    _check_job(state, active.job, whole)
     active.step, active.best_step, active.best_val_loss = state["step"], state["best_step"], state["best_val_loss"]
     for name, buffer_rW in _buffers(active).items():
-        path = state_folder / f"{name}.safetensors"
+        path = whole / f"{name}.safetensors"
         if not path.is_file():
-            raise EngineError(f"checkpoint {state_folder}: expected a file {path.name}, got none. Restart the job.")
+            raise EngineError(f"checkpoint {whole}: expected a file {path.name}, got none. Restart the job.")
         try:
             saved = load_file(path)
         except (SafetensorError, OSError) as error:
             raise EngineError(f"checkpoint {path}: expected whole safetensors, got {error}. Restart the job.") from None
         _fill(slots, buffer_rW, active.layers, saved, path)
     active.block.publish()
-
-
-def fault_of_state(folder: Path, step: int) -> str | None:
-    """What is wrong with the state of a step under `folder`, its path included; None when it is there and whole."""
-    state_folder = folder / f"step-{step:08d}"
-    fault = _fault(state_folder)
-    return fault and f"{state_folder}: {fault}"
 
 
 def _buffers(active: ActiveJob) -> dict[str, Tensor]:
@@ -160,8 +139,7 @@ def _write_files(snapshot: JobSnapshot, target: Path) -> None:
         "best_val_loss": snapshot.best_val_loss,
     }
     (target / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-    checksums = _checksums(sorted(target.iterdir()))
-    (target / MARKER).write_text(json.dumps({"sha256": checksums}, indent=1), encoding="utf-8")
+    mark_whole(target)
 
 
 def _fill(
@@ -216,54 +194,6 @@ def _check_job(state: dict[str, Any], job: LoraJob, folder: Path) -> None:
                 f"checkpoint {folder}: got a job with {field}={saved[field]!r}, expected {expected!r}. "
                 "It belongs to another job."
             )
-
-
-def _states(folder: Path) -> list[Path]:
-    """Newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
-
-
-def _step(state_folder: Path) -> int:
-    return int(state_folder.name.removeprefix("step-"))
-
-
-def _newest_whole(folder: Path, step: int | None) -> Path:
-    states = [state for state in _states(folder) if step is None or _step(state) <= step]
-    for state_folder in states:
-        fault = _fault(state_folder)
-        if fault is None:
-            return state_folder
-        logger.warning("checkpoint %s is damaged (%s); trying the one before it", state_folder, fault)
-    raise EngineError(f"checkpoint {folder}: expected a whole state, got {len(states)} damaged ones. Restart the job.")
-
-
-def _fault(state_folder: Path) -> str | None:
-    """What is wrong with a state; None when it is whole."""
-    try:
-        checksums = dict(json.loads((state_folder / MARKER).read_text(encoding="utf-8"))["sha256"].items())
-    except FileNotFoundError:
-        return f"no {MARKER}"
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
-        return f"{MARKER}: {error}"
-    for name in checksums:
-        path = state_folder / name
-        if path.parent != state_folder or path.is_symlink():
-            return f"{MARKER} names {name!r}, which is no file of its own"
-        if not path.is_file():
-            return f"no {name}"
-    found = _checksums([state_folder / name for name in checksums])
-    return next((f"{name} is cut or changed" for name in checksums if found[name] != checksums[name]), None)
-
-
-def _checksums(paths: Sequence[Path]) -> dict[str, str]:
-    """By file name; hashing holds no lock, so the files are read side by side."""
-    with ThreadPoolExecutor() as pool:
-        return dict(zip((path.name for path in paths), pool.map(_checksum, paths), strict=True))
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _free_bytes(folder: Path) -> int:

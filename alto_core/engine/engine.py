@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -10,29 +10,28 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from alto_core.data.rows import TokenRow
 from alto_core.domain import JobBudget, LoraJob, RowLosses, StepRecord
 from alto_core.engine.activation_checkpointing import Recomputed, keep_activations, recompute
 from alto_core.engine.active_job import ActiveJob
-from alto_core.engine.adapter_plan import LayerMeasure, block_of, plan_adapter
+from alto_core.engine.adapter_plan import LayerMeasure
 from alto_core.engine.backbone import Backbone
-from alto_core.engine.checkpoint import JobSnapshot, load_checkpoint, take_snapshot, write_snapshot
-from alto_core.engine.export import export_adapter, read_adapter
+from alto_core.engine.checkpoint import JobSnapshot, take_snapshot, write_snapshot
+from alto_core.engine.export import export_adapter
 from alto_core.engine.generation import generate
-from alto_core.engine.initialization import AdapterStarts
 from alto_core.engine.joint_adamw import JointAdamW
 from alto_core.engine.lora_linear import LoraRouting, attach, detach
 from alto_core.engine.objective import Objective, TokenObjective
 from alto_core.engine.passes import CaptureTime, PassRunner
 from alto_core.engine.regional_compile import compile_layers, uncompile_layers
+from alto_core.engine.residents import Residents
 from alto_core.engine.sampling import Sampling
 from alto_core.engine.slots import AdapterSlots
 from alto_core.engine.step import JointStepper
-from alto_core.engine.target_modules import LinearLayer, select_layers
+from alto_core.engine.target_modules import select_layers
 from alto_core.engine.validation import side_losses
-from alto_core.errors import EngineError, ModelError
+from alto_core.errors import ModelError
 from kernels.path_choice import Implementation, choose_path
 
 PASS_TOKENS = {"cpu": 1024, "cuda": 16384}
@@ -92,10 +91,8 @@ class Engine:
             shadow_dtype=backbone.dtype if on_kernels and backbone.dtype != torch.float32 else None,
         )
         self._routing = LoraRouting()
-        self._active: dict[str, ActiveJob] = {}
-        self._measures = measures or {}
-        self._starts = AdapterStarts(backbone.model, self._measures)
-        self._max_lora_rank = max_lora_rank or rank_rows
+        max_lora_rank = max_lora_rank or rank_rows
+        self._jobs = Residents(backbone, self._slots, measures or {}, max_lora_rank=max_lora_rank)
         optimizer = JointAdamW(self._slots) if on_kernels else None
         # FSDP frees and allocates gathered weights, which no captured graph can follow.
         self._can_capture = cuda_graph and on_kernels and backbone.sharded is None
@@ -105,7 +102,7 @@ class Engine:
             optimizer,
             objective or TokenObjective(),
             num_slots=num_slots,
-            max_lora_rank=self._max_lora_rank,
+            max_lora_rank=max_lora_rank,
             max_row_tokens=max_row_tokens,
             on_kernels=on_kernels,
             capture=self._can_capture and backbone.takes_ragged_rows,
@@ -128,7 +125,7 @@ class Engine:
     @property
     def job_ids(self) -> tuple[str, ...]:
         """Jobs that hold a slot."""
-        return tuple(self._active)
+        return self._jobs.job_ids
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +173,7 @@ class Engine:
 
     def fits(self, job: LoraJob, rank_start: int | None = None) -> bool:
         """Whether a slot and enough neighbouring rank rows are free; those from `rank_start` on, if given."""
-        return job.rank_rows <= self._max_lora_rank and self._slots.find(job.rank_rows, rank_start) is not None
+        return self._jobs.fits(job, rank_start)
 
     def admit(
         self, job: LoraJob, budget: JobBudget, *, init_adapter: Path | None = None, rank_start: int | None = None
@@ -195,19 +192,7 @@ class Engine:
             EngineError: the job is here already, or does not fit.
             ModelError: a layer of the job is not among the engine's, or `init_adapter` does not fit the job.
         """
-        active = self._place(job, budget, rank_start)
-        try:
-            if init_adapter is None:
-                for adapted, (_, a_rI, b_rO) in zip(active.plan, self._by_layer(active), strict=True):
-                    self._starts.fill(job, adapted, a_rI, b_rO)
-            else:
-                trained_scale = read_adapter(active, self._slots, init_adapter)
-                for _, _, b_rO in self._by_layer(active):
-                    b_rO.mul_(trained_scale / job.scale)
-            active.block.publish()
-        except BaseException:
-            self.evict(job.job_id)
-            raise
+        self._jobs.admit(job, budget, init_adapter, rank_start)
 
     def restore(
         self, job: LoraJob, budget: JobBudget, folder: Path, *, step: int | None = None, rank_start: int | None = None
@@ -227,13 +212,7 @@ class Engine:
         Raises:
             EngineError: the job is here already or does not fit, or the state is damaged, incomplete, or another job's.
         """
-        active = self._place(job, budget, rank_start)
-        try:
-            load_checkpoint(active, self._slots, folder, step=step)
-        except BaseException:
-            self.evict(job.job_id)
-            raise
-        return active.step
+        return self._jobs.restore(job, budget, folder, step, rank_start).step
 
     def load_adapter(self, job: LoraJob, folder: Path) -> None:
         """Give an exported adapter a slot, for evaluation and generation only.
@@ -242,17 +221,7 @@ class Engine:
             EngineError: the job is here already, or does not fit.
             ModelError: the folder is not this job's adapter.
         """
-        active = self._place(job, None)
-        try:
-            trained_scale = read_adapter(active, self._slots, folder)
-            if abs(trained_scale - job.scale) > 1e-6 * job.scale:
-                raise ModelError(
-                    f"{folder}: got an adapter of scale {trained_scale:g}, expected {job.scale:g}, as in {job.job_id}."
-                )
-            active.block.publish()
-        except BaseException:
-            self.evict(job.job_id)
-            raise
+        self._jobs.load_adapter(job, folder)
 
     def snapshot(self, job_id: str) -> JobSnapshot:
         """A copy of a job's whole state in host memory, for `write_snapshot`."""
@@ -272,8 +241,7 @@ class Engine:
 
     def evict(self, job_id: str) -> None:
         """End a job's stay. Its rank rows are zeroed and free."""
-        self._slots.give_back(self._of(job_id).block)
-        del self._active[job_id]
+        self._jobs.evict(job_id)
 
     def step(self, rows_by_job: Mapping[str, Sequence[TokenRow]]) -> None:
         """Make one optimizer update of each named job, all in shared passes; other jobs do not move.
@@ -362,46 +330,10 @@ class Engine:
         keep_activations(self._backbone.model)
         detach(self._backbone.model)
         self._runner.close()
-        self._active.clear()
-
-    def _by_layer(self, active: ActiveJob) -> Iterator[tuple[LinearLayer, Tensor, Tensor]]:
-        return self._slots.by_layer(active.block.params_rW, active.layers)
-
-    def _lowest_layer(self, first: LinearLayer) -> int:
-        """Where backward may end for a job: whole decoder layers count, lest passes be captured for little."""
-        return 0 if block_of(first) == block_of(self._slots.layers[0]) else first.index
+        self._jobs.clear()
 
     def _adapter(self, job_id: str) -> ActiveJob | None:
         return None if job_id == UNTUNED else self._of(job_id)
 
     def _of(self, job_id: str) -> ActiveJob:
-        if job_id not in self._active:
-            raise EngineError(f"job {job_id!r} holds no slot; those that do: {', '.join(self._active) or 'none'}.")
-        return self._active[job_id]
-
-    def _place(self, job: LoraJob, budget: JobBudget | None, rank_start: int | None = None) -> ActiveJob:
-        if job.job_id in self._active:
-            raise EngineError(f"job {job.job_id} holds a slot already.")
-        layers = select_layers(self._backbone.layers, job.target_modules)
-        plan = plan_adapter(job, layers, self._measures)
-        known = {layer.index for layer in self._slots.layers}
-        if not plan or any(adapted.layer.index not in known for adapted in plan):
-            raise ModelError(
-                f"job {job.job_id}: got target_modules {list(job.target_modules)}, "
-                "expected layers that the engine adapts."
-            )
-        if not self.fits(job, rank_start):
-            raise EngineError(
-                f"job {job.job_id} of {job.rank_rows} rank rows does not fit. Evict another, or make the engine larger."
-            )
-        ratios = job.side_ratios
-        active = ActiveJob(
-            job=job,
-            budget=budget,
-            block=self._slots.take(job.rank_rows, rank_start),
-            plan=plan,
-            lowest_layer=self._lowest_layer(plan[0].layer),
-            side_ratios_W=None if ratios == (1.0, 1.0) else self._slots.by_side(*ratios),
-        )
-        self._active[job.job_id] = active
-        return active
+        return self._jobs.of(job_id)

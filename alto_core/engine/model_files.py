@@ -1,6 +1,6 @@
 """Reading a base model's configuration, and turning what transformers says about a bad one into a `ModelError`.
 
-Loading weights is in `backbone`.
+Loading weights is in `backbone`; `model_folder` looks whether a folder's files are there.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from alto_core.config import ModelSection
+from alto_core.engine.model_folder import check_model_folder
 from alto_core.errors import ModelError
+from alto_core.hub import go_offline_without_hub
 
 LOADING_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError)
 """What transformers, safetensors and the hub client raise for a model that is missing, broken, or not supported."""
@@ -26,45 +28,36 @@ def load_config(section: ModelSection) -> Any:
     Raises:
         ModelError: the model is missing, unreadable, needs code of its own, or is of a kind that cannot be tuned here.
     """
-    if _looks_local(section.name) and not Path(section.name).is_dir():
-        raise ModelError(
-            f"model.name: got {section.name!r}, expected a folder that exists, or a hub id such as 'org/model'."
-        )
+    check_model_folder(section.name)
+    hub_is_away = "" if Path(section.name).is_dir() else go_offline_without_hub()
     try:
         config = AutoConfig.from_pretrained(
             section.name, revision=section.revision, trust_remote_code=section.trust_remote_code
         )
     except LOADING_ERRORS as error:
-        raise as_model_error(section, error) from error
+        raise as_model_error(section, error, hub_is_away=hub_is_away) from error
     _refuse_unsupported(section, config)
     return config
 
 
-def check_weight_files(section: ModelSection) -> None:
-    """Look at the weight files of a model folder without reading the weights; a hub model's are checked by loading.
+def as_model_error(section: ModelSection, error: BaseException, *, hub_is_away: str = "") -> ModelError:
+    """Say in the user's words why a model cannot be loaded.
 
-    Raises:
-        ModelError: one of them is cut or damaged; names the file.
+    Args:
+        section: names the model.
+        error: what was raised.
+        hub_is_away: why the hub cannot be reached, where that is known.
     """
-    for file in sorted(Path(section.name).glob("*.safetensors")) if Path(section.name).is_dir() else ():
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"model.name: {file}: expected whole safetensors, got {error}. Copy it again.") from None
-
-
-def as_model_error(section: ModelSection, error: BaseException) -> ModelError:
-    """Say in the user's words why a model cannot be loaded."""
-    said = " ".join(str(error).split())
+    said = " ".join(str(error).split()).rstrip(".")
     if "trust_remote_code" in said:
         why = "it brings Python code of its own, not run. Set `model.trust_remote_code: true` only if you trust it"
     elif "safetensors" in said and isinstance(error, OSError):
         why = f"its weights are not in safetensors format ({said[:200]}). Convert them; pickled weights are not loaded"
     elif not Path(section.name).exists() and isinstance(error, OSError):
+        silence = hub_is_away or f"the hub gave nothing (no such id, or no access: {said[:200]})"
         why = (
-            "it is no local folder, and the hub gave nothing (no network, no such id, or no access). "
-            f"Check the name, or download the model and name its folder ({said[:200]})"
+            f"there is no such folder (a relative one is looked for beside the task file), and {silence}. "
+            "Check the name, or download the model and name its folder"
         )
     else:
         why = f"{type(error).__name__}: {said[:400]}"
@@ -82,10 +75,6 @@ def declared_name(section: ModelSection) -> str:
         declared = None
     is_hub_id = isinstance(declared, str) and re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", declared)
     return str(declared) if is_hub_id else folder.resolve().name
-
-
-def _looks_local(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _refuse_unsupported(section: ModelSection, config: Any) -> None:

@@ -13,8 +13,7 @@ from alto_core.result import GateRecord
 
 REASON_TEXT: Mapping[str, str] = {
     "top": "kept: among the best",
-    "tie": "kept: equal within the error",
-    "stratum": "kept: best of its learning rate",
+    **{reason: f"kept: {why}" for reason, why in wording.KEPT_BECAUSE.items()},
     "rank": "ended: others were better",
 }
 ROW_HEIGHT = 22.0

@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, SQLModel, create_engine, select
 
 from alto_core.errors import StoreError
+from alto_core.settings import Settings
 from alto_core.store.migrations import STEPS, migrate
 from alto_core.store.tables import SCHEMA_VERSION, TABLES, SchemaRow
 
@@ -98,6 +99,22 @@ class Database:
                 f"store {self._url}: got {first_line}, expected a database of ALTO that can be read and written. Check "
                 "ALTO_HOME, its permissions and the disk."
             ) from error
+
+
+class StorePart:
+    """Some tables of one ALTO home and what is asked of them, with a database of its own.
+
+    Raises:
+        StoreError: the database cannot be opened, or another version of ALTO made it.
+    """
+
+    def __init__(self, settings: Settings):
+        settings.make_home()
+        self._database = Database(settings.store_url)
+
+    def close(self) -> None:
+        """Close the connections to the database."""
+        self._database.close()
 
 
 def _prepare_sqlite_connection(connection: Any, _record: object) -> None:

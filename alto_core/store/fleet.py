@@ -8,27 +8,18 @@ from datetime import UTC, datetime, timedelta
 from sqlmodel import Session, col, select
 
 from alto_core.errors import StoreError
-from alto_core.settings import Settings
-from alto_core.store.database import Database
+from alto_core.store.database import StorePart
 from alto_core.store.queue_records import HostRecord
 from alto_core.store.queue_rows import log_event
 from alto_core.store.tables import GpuRow, HostRow
 
 
-class Fleet:
+class Fleet(StorePart):
     """The hosts of one store.
 
     Raises:
         StoreError: the database cannot be opened.
     """
-
-    def __init__(self, settings: Settings):
-        settings.make_home()
-        self._database = Database(settings.store_url)
-
-    def close(self) -> None:
-        """Close the connections to the database."""
-        self._database.close()
 
     def join(self, host_id: str, *, gpus: Sequence[int], gpu_bytes: int, work_pool: str) -> None:
         """Add a host, or bring it back; GPUs that it no longer has go when no task holds them.

@@ -15,8 +15,7 @@ from alto_core.domain import TaskState
 from alto_core.errors import StoreError
 from alto_core.ownership import Person
 from alto_core.queue_states import QueueState, StopRequest
-from alto_core.settings import Settings
-from alto_core.store.database import Database
+from alto_core.store.database import StorePart
 from alto_core.store.queue_records import Demand, KeptPlan, QueueEntry, QueueEvent
 from alto_core.store.queue_rows import (
     free_gpus,
@@ -41,20 +40,12 @@ REPLAN_KINDS = ("submitted", "released", "unpaused", "host-joined", "host-lost",
 """Events after which another plan may be better."""
 
 
-class Queue:
+class Queue(StorePart):
     """The queue of one store, safe to use from several threads, processes and hosts.
 
     Raises:
         StoreError: the database cannot be opened.
     """
-
-    def __init__(self, settings: Settings):
-        settings.make_home()
-        self._database = Database(settings.store_url)
-
-    def close(self) -> None:
-        """Close the connections to the database."""
-        self._database.close()
 
     def submit(self, task_id: str, demand: Demand) -> None:
         """Put a recorded task into the queue.

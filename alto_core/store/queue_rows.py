@@ -33,7 +33,10 @@ def queue_row(session: Session, task_id: str) -> QueueRow:
     row = session.get(QueueRow, task_id)
     if row is None:
         task_row(session, task_id)
-        raise StoreError(f"task {task_id}: got a task that was never submitted, expected one of `alto queue`")
+        raise StoreError(
+            f"task {task_id}: got a task that was never submitted, expected one of `alto queue`. What runs in a "
+            "terminal, by `alto tune` or `alto resume`, is ended there by Ctrl-C."
+        )
     return row
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from alto_core.config import TuningTask, parse_task
 from alto_core.domain import JobState, LoraJob, Stage, TaskState
+from alto_core.errors import StoreError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,15 @@ class TaskRecord:
             TaskFileError: this version of ALTO no longer accepts what an older one stored.
         """
         return parse_task(json.loads(self.content), file=f"task {self.task_id}")
+
+    def require_unfinished(self) -> None:
+        """Go on only with a task that has something left to do.
+
+        Raises:
+            StoreError: it has finished, its report included.
+        """
+        if self.state is TaskState.FINISHED and self.report_path is not None:
+            raise StoreError(f"task {self.task_id} has finished, expected one with something left to do.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ from alto_core.errors import StoreError
 from alto_core.outcomes import TaskProfile
 from alto_core.redaction import without_secrets
 from alto_core.scheduling.model_profile import ModelProfile
-from alto_core.settings import Settings
-from alto_core.store.database import Database
+from alto_core.store.database import StorePart
 from alto_core.store.records import EventDraft, EventRecord, JobRecord, JobUpdate, TaskRecord
 from alto_core.store.rows import (
     add_job_rows,
@@ -35,20 +34,12 @@ from alto_core.store.rows import (
 from alto_core.store.tables import EventRow, JobRow, ProfileRow, TaskNameRow, TaskRow
 
 
-class Store:
+class Store(StorePart):
     """The store of one ALTO home, safe to use from several threads and processes.
 
     Raises:
         StoreError: the database cannot be opened, or another version of ALTO made it.
     """
-
-    def __init__(self, settings: Settings):
-        settings.make_home()
-        self._database = Database(settings.store_url)
-
-    def close(self) -> None:
-        """Close the connections to the database."""
-        self._database.close()
 
     def new_task_id(self, name: str) -> str:
         """`name-1`, `name-2`, ...: no id is given twice, whoever asks."""

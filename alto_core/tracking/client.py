@@ -151,7 +151,7 @@ class Tracker:
             experiment_id=parent.info.experiment_id,
             parent_run_id=parent.info.run_id,
             ema_alpha=float(parent.data.params["ema_alpha"]),
-            jobs=tuple(map(description.job_run, sorted(children, key=lambda run: int(run.data.tags[JOB_INDEX])))),
+            jobs=tuple(map(description.tracked_job, sorted(children, key=lambda run: int(run.data.tags[JOB_INDEX])))),
         )
 
     def _find_runs(self, task_id: str, experiment_ids: Sequence[str], call: _Call) -> list[Run]:

@@ -55,7 +55,7 @@ class DatasetSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobRun:
+class TrackedJob:
     """The MLflow run of one job, and what a curve needs to know about the job."""
 
     job_id: str
@@ -128,10 +128,10 @@ def job_params(task: TuningTask, job: LoraJob, data: DatasetSummary) -> list[Par
     return as_params({**job.params(), **lengths})
 
 
-def job_run(run: Run) -> JobRun:
+def tracked_job(run: Run) -> TrackedJob:
     """Read a child run back."""
     params, tags = run.data.params, run.data.tags
-    return JobRun(
+    return TrackedJob(
         job_id=tags[JOB_ID],
         run_id=run.info.run_id,
         learning_rate=float(params["learning_rate"]),

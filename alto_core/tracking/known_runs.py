@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.domain import JobState
-from alto_core.tracking.description import STATE, JobRun
+from alto_core.tracking.description import STATE, TrackedJob
 from alto_core.tracking.messages import Tags
 from alto_core.tracking.spool import Spool
 from alto_core.whole_files import whole_file
@@ -24,7 +24,7 @@ class KnownRuns:
     experiment_id: str
     parent_run_id: str
     ema_alpha: float
-    jobs: tuple[JobRun, ...]
+    jobs: tuple[TrackedJob, ...]
 
 
 def note_runs(folder: Path, runs: KnownRuns) -> None:
@@ -39,11 +39,11 @@ def noted_runs(folder: Path) -> KnownRuns | None:
     if not file.exists():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
-    jobs = tuple(JobRun(**{**job, "state": JobState(job["state"])}) for job in content.pop("jobs"))
+    jobs = tuple(TrackedJob(**{**job, "state": JobState(job["state"])}) for job in content.pop("jobs"))
     return KnownRuns(**content, jobs=jobs)
 
 
-def with_spooled_states(jobs: Sequence[JobRun], spool: Spool, start: int) -> list[JobRun]:
+def with_spooled_states(jobs: Sequence[TrackedJob], spool: Spool, start: int) -> list[TrackedJob]:
     """The jobs in the states that the spool has them in from an offset on, whether MLflow knows or not."""
     by_run = {job.run_id: job for job in jobs}
     for line in spool.lines(start):

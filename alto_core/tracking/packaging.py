@@ -63,6 +63,8 @@ def _save(target: Path, loader: Path, facts: ServingFacts) -> None:
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
     logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # its news would land in the live display
+    # it warns that PEFT is not installed, which whoever serves the adapter needs and training does not
+    logging.getLogger("mlflow.utils.requirements_utils").setLevel(logging.ERROR)
     config = {k: v for k, v in dataclasses.asdict(facts).items() if k != "example_prompt" and v is not None}
     mlflow.pyfunc.save_model(
         str(target),

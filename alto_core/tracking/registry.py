@@ -128,9 +128,10 @@ class Registry:
         found = self.find_if_any(name, alias)
         if found is None:
             known = ", ".join(sorted({a for v in self._versions(name) for a in self.version(name, v.version).aliases}))
+            cure = ". The next winner that `alto tune` registers under this name is one" if alias == CHALLENGER else ""
             raise TrackingError(
                 f"registered model {name!r}: got no version with alias {alias!r}, expected one of its aliases: "
-                f"{known or 'it has none'}"
+                f"{known or 'it has none'}{cure}"
             )
         return found
 

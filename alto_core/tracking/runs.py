@@ -27,7 +27,7 @@ from alto_core.tracking.description import (
     REASON,
     STATE,
     TASK_ID,
-    JobRun,
+    TrackedJob,
     as_tags,
     job_metrics,
     score_metrics,
@@ -67,7 +67,7 @@ class TaskRuns:
         task_id: str,
         experiment_id: str,
         parent_run_id: str,
-        jobs: Sequence[JobRun],
+        jobs: Sequence[TrackedJob],
         ema_alpha: float,
         task_folder: Path,
     ):
@@ -348,7 +348,7 @@ class TaskRuns:
     def _log_values(self, run_id: str, values: Mapping[str, float], step: int) -> None:
         self._outbox.put_values(run_id, step, {clean_name(key): float(value) for key, value in values.items()})
 
-    def _job(self, job_id: str) -> JobRun:
+    def _job(self, job_id: str) -> TrackedJob:
         if job_id not in self._jobs:
             raise TrackingError(
                 f"job {job_id!r}: got an unknown id, expected one of the {len(self._jobs)} jobs of task {self.task_id}"

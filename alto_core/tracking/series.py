@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from alto_core.domain import RowLosses
 from alto_core.early_exit.curves import Curve
-from alto_core.tracking.description import JobRun
+from alto_core.tracking.description import TrackedJob
 from alto_core.tracking.history import Point, SeriesRequest
 from alto_core.tracking.messages import TRAIN_LOSS, VAL_LOSS, Message, Steps, Values
 
@@ -91,7 +91,7 @@ class CurveCache:
             for key in (TRAIN_LOSS, VAL_LOSS)
         )
 
-    def curve(self, job: JobRun, row_losses: Mapping[int, RowLosses]) -> Curve:
+    def curve(self, job: TrackedJob, row_losses: Mapping[int, RowLosses]) -> Curve:
         """A job's curve as it stands."""
         last = self._last_logged.get(job.run_id)
         train_steps, train_losses = self._of(job.run_id, TRAIN_LOSS).through(last)

@@ -14,7 +14,7 @@ from alto_core.domain import CurveSource, Evaluation
 from alto_core.early_exit.curves import Curve
 from alto_core.errors import TrackingError
 from alto_core.tracking.connection import UnreachableError
-from alto_core.tracking.description import JobRun
+from alto_core.tracking.description import TrackedJob
 from alto_core.tracking.history import HistoryReader
 from alto_core.tracking.messages import Message
 from alto_core.tracking.rows import RowLossArchive
@@ -59,7 +59,7 @@ class TaskCurves:
             for message in messages:
                 self._cache.add_spooled(message)
 
-    def read(self, jobs: Sequence[JobRun], *, is_away: bool) -> dict[str, Curve]:
+    def read(self, jobs: Sequence[TrackedJob], *, is_away: bool) -> dict[str, Curve]:
         """The curves by job id.
 
         Args:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from alto_core.doctor import Health, can_tune, examine
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 
 SIGNS = {Health.OK: ("ok    ", "green"), Health.NOTE: ("note  ", "yellow"), Health.BROKEN: ("broken", "bold red")}
 
@@ -26,7 +25,7 @@ def run_doctor(*, as_json: bool) -> None:
             content = {"event": "doctor", "ok": works, "checks": [dataclasses.asdict(check) for check in checks]}
             print(dump(content), file=stream)
         else:
-            console = Console(file=stream, highlight=False)
+            console = console_for(stream)
             for check in checks:
                 console.print(Text.assemble(SIGNS[check.health], f"  {check.name:<14}", check.found), soft_wrap=True)
                 if check.remedy:

@@ -6,13 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
-from alto_core.config import load_task
+from alto_core.first_look import read_task
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 if TYPE_CHECKING:
     from alto_core.estimation import Estimate
@@ -22,19 +21,20 @@ def run_estimate(file: Path, *, gpu: str | None, as_json: bool) -> None:
     """Print what the task would take; one that does not fit raises an `EngineError` with the arithmetic."""
     settings = load_settings()
     prepare_environment(settings)
-    task = load_task(file)
+    task = read_task(file)
     with stdout_for(as_json) as stream:
-        # Here, since they import torch and transformers; a wrong field is told before that.
-        from alto_core.estimation import estimate_task
-        from alto_core.preparation import plan_task
-        from alto_core.profiling.gpu_kinds import gpu_kind
+        with busy("reading the rows and the model's structure"):
+            # Here, since they import torch and transformers; a wrong field is told before that.
+            from alto_core.estimation import estimate_task
+            from alto_core.preparation import plan_task
+            from alto_core.profiling.gpu_kinds import gpu_kind
 
-        kind = gpu_kind(gpu) if gpu else None
-        estimate = estimate_task(plan_task(task), settings, kind)
+            kind = gpu_kind(gpu) if gpu else None
+            estimate = estimate_task(plan_task(task), settings, kind)
         if as_json:
             print(dump(estimate_object(estimate)), file=stream)
             return
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         fits = f"fits on {_devices(estimate)}"
         console.print(Text.assemble((f"{file}: ", ""), (fits, "bold green")), soft_wrap=True)
         for name, value in _facts(estimate):

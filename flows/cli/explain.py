@@ -15,7 +15,7 @@ from alto_core.explaining import Explanation, explain
 from alto_core.settings import load_settings
 from alto_core.workspace import Workspace
 from flows.cli.live_view import STATE_STYLES
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 from flows.cli.tables import plain_table
 from flows.cli.text_plot import Series, plot
 
@@ -30,7 +30,7 @@ def run_explain(task_id: str, job: str, *, as_json: bool) -> None:
         if as_json:
             print(dump(explanation_object(explanation)), file=stream)
         else:
-            print_explanation(explanation, Console(file=stream, highlight=False))
+            print_explanation(explanation, console_for(stream))
 
 
 def explanation_object(explanation: Explanation) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 
 def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_json: bool) -> None:
@@ -16,10 +15,11 @@ def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_j
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
-        # here, since it imports torch and MLflow
-        from alto_core.delivery import export_version
+        with busy("writing the adapter, and trying it on held-out rows"):
+            # here, since it imports torch and MLflow
+            from alto_core.delivery import export_version
 
-        delivery = export_version(reference, folder, settings, merged=merged, padded=padded)
+            delivery = export_version(reference, folder, settings, merged=merged, padded=padded)
         if as_json:
             content = {
                 "event": "export",
@@ -34,7 +34,7 @@ def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_j
             }
             print(dump(content), file=stream)
             return
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         what = f"{delivery.adapter.name} version {delivery.adapter.version}"
         console.print(Text.assemble(what, " is in ", (str(delivery.folder), "bold")), soft_wrap=True)
         if delivery.merged_folder:

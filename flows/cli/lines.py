@@ -12,6 +12,8 @@ from flows.cli.output import dump
 
 SILENT_KINDS = ("progress", "tracking")
 """They come often and say nothing without their numbers."""
+NAMED_KINDS = ("gate", "scoring", "score", "registered", "warning", "error")
+"""Their text does not say what it is about."""
 
 
 def plain_lines(events: Sequence[EventRecord], jobs: Sequence[JobRow], started: datetime) -> Iterator[str]:
@@ -40,10 +42,9 @@ def describe(event: EventRecord, row: JobRow | None) -> str:
         return f"{event.job_id} ended{where}, {event.text}"
     if event.kind == "evaluation":
         return _summary([event])
-    words = {"gate": "gate", "registered": "registered", "warning": "warning", "error": "error", "score": "score"}
-    head = f"{words[event.kind]}: " if event.kind in words else ""
+    head = f"{event.kind}: " if event.kind in NAMED_KINDS else ""
     # a score's text names its job already
-    job = f"{event.job_id} " if event.job_id and event.kind not in words else ""
+    job = f"{event.job_id} " if event.job_id and event.kind not in NAMED_KINDS else ""
     return f"{head}{job}{event.text}"
 
 

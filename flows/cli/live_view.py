@@ -28,7 +28,7 @@ STATE_STYLES: dict[JobState, str] = {
 }
 TASK_STYLES = {TaskState.FINISHED: "bold green", TaskState.FAILED: "bold red", TaskState.CANCELLED: "yellow"}
 WIDE, MEDIUM = 118, 96
-"""Columns of a terminal from which the table has room for the single settings of a job, and for bar and train loss."""
+"""Columns of a terminal from which tables have room for the single settings of a job, and for bar and train loss."""
 BAR_WIDTH, GAP = 8, 2
 MIN_REASON_WIDTH = 12
 MAX_EVENTS = 4

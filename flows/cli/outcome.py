@@ -13,7 +13,7 @@ from alto_core import wording
 from alto_core.domain import TaskState
 from alto_core.report import LeaderboardRow, leaderboard
 from alto_core.settings import Settings
-from flows.cli.live_view import STATE_STYLES
+from flows.cli.live_view import MEDIUM, STATE_STYLES
 from flows.cli.view import TaskView
 
 
@@ -26,7 +26,7 @@ def print_outcome(view: TaskView, settings: Settings, console: Console) -> None:
         return
     console.print()
     if view.jobs:
-        console.print(_board_table(view))
+        console.print(_board_table(view, width=console.width))
     if view.state is TaskState.FINISHED:
         _print_facts(_facts(view, settings), console)
     elif view.record.message not in ("", view.state):
@@ -65,8 +65,11 @@ def outcome_object(view: TaskView, settings: Settings) -> dict[str, Any]:
 def next_commands(view: TaskView) -> list[tuple[str, str]]:
     """The commands that a user would want now."""
     again = [(f"alto resume {view.task_id}", "go on from the last checkpoint")]
+    version = view.result.registered
+    name = f"{version.name}/{version.version}" if version else ""
     return [
         *(again if view.state in (TaskState.FAILED, TaskState.CANCELLED) else []),
+        *([(f"alto export {name} FOLDER", "the adapter to take along, checked for serving")] if name else []),
         (f"alto report {view.task_id}", "one HTML file with all curves, the gate and the savings"),
         ("alto ui", "MLflow and Prefect in the browser"),
     ]
@@ -82,38 +85,36 @@ def _board(view: TaskView) -> tuple[LeaderboardRow, ...]:
     return leaderboard(view.jobs, view.result, choose_by=view.record.task.evaluation.choose_by)
 
 
-def _board_table(view: TaskView) -> Table:
+def _board_table(view: TaskView, *, width: int) -> Table:
+    """The leaderboard. A terminal that is too narrow for it gets no columns of settings: ids of jobs name them."""
     board = _board(view)
     metric = next((s.metric for s in view.result.scores if s.metric), None)
+    columns = {
+        "#": lambda line: str(line.place or wording.NOTHING),
+        "job": lambda line: line.row.job_id,
+        "lr": lambda line: wording.rate(line.row.job.learning_rate),
+        "rank": lambda line: str(line.row.job.lora_rank),
+        "batch": lambda line: str(line.row.job.rows_per_update),
+        "val loss": lambda line: wording.loss(line.row.best_val_loss),
+        f"val {(metric or '').replace('_', ' ')}": _metric,
+        "steps": lambda line: f"{line.row.step}/{line.row.total_steps}",
+    }
+    left_out = ({"lr", "rank", "batch"} if width < MEDIUM else set()) | ({"val "} if metric is None else set())
+    columns = {name: cell for name, cell in columns.items() if name not in left_out}
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in (
-        "#",
-        "job",
-        "lr",
-        "rank",
-        "batch",
-        "val loss",
-        *([f"val {metric.replace('_', ' ')}"] if metric else []),
-        "steps",
-    ):
+    for name in columns:
         table.add_column(name, justify="left" if name == "job" else "right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     for line in board:
-        row = line.row
-        value = wording.NOTHING if line.val_metric is None else f"{line.val_metric.value:.3f}"
-        cells = [
-            str(line.place or wording.NOTHING),
-            row.job_id,
-            wording.rate(row.job.learning_rate),
-            str(row.job.lora_rank),
-            str(row.job.rows_per_update),
-            wording.loss(row.best_val_loss),
-            *([value] if metric else []),
-            f"{row.step}/{row.total_steps}",
-        ]
-        state = Text(f"{row.state}, winner" if line.is_winner else str(row.state), style=STATE_STYLES[row.state])
-        table.add_row(*(Text(cell) for cell in cells), state, style="bold" if line.is_winner else "")
+        state = f"{line.row.state}, winner" if line.is_winner else str(line.row.state)
+        cells = [Text(cell(line)) for cell in columns.values()]
+        style = "bold" if line.is_winner else ""
+        table.add_row(*cells, Text(state, style=STATE_STYLES[line.row.state]), style=style)
     return table
+
+
+def _metric(line: LeaderboardRow) -> str:
+    return wording.NOTHING if line.val_metric is None else f"{line.val_metric.value:.3f}"
 
 
 def _facts(view: TaskView, settings: Settings) -> list[tuple[str, str]]:

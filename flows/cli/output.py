@@ -1,4 +1,4 @@
-"""Where a command writes: strict JSON, and a stdout that belongs to it alone."""
+"""Where a command writes: a console as wide as its tables need, strict JSON, a stdout that belongs to it alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,24 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
+
+from rich.console import Console
+
+PIPE_WIDTH = 140
+
+
+def console_for(stream: IO[str] | None = None) -> Console:
+    """A console on a stream, by default stdout. A file or a pipe has no width; rich's 80 columns would cut tables."""
+    stream = stream or sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+
+
+@contextlib.contextmanager
+def busy(with_what: str) -> Iterator[None]:
+    """Say on a terminal what the command does inside the block; elsewhere nothing."""
+    console = Console(stderr=True)
+    with console.status(with_what) if console.is_terminal else contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ from rich.text import Text
 from alto_core import wording
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 from flows.cli.tables import agreement_table, plain_table
+from flows.cli.tune import quiet_settings
 
 if TYPE_CHECKING:
     from alto_core.auditing import AuditReport
@@ -34,7 +35,7 @@ def run_revive(task_id: str, job: str, *, as_json: bool) -> None:
 
         workspace = Workspace(task_id, settings)
         job_id = workspace.find_job(job)
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         if not as_json:
             console.print(Text(f"{job_id} goes on ...", style="dim"))
         try:
@@ -49,10 +50,7 @@ def run_revive(task_id: str, job: str, *, as_json: bool) -> None:
 
 def run_audit(task_id: str, *, share: float, seed: int, as_json: bool) -> None:
     """Run the audit flow in this process and print its report."""
-    settings = load_settings()
-    prepare_environment(settings)
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    quiet_settings()
     with stdout_for(as_json) as stream, sigterm_as_ctrl_c():
         from flows.audit import audit
 
@@ -63,7 +61,7 @@ def run_audit(task_id: str, *, share: float, seed: int, as_json: bool) -> None:
         if as_json:
             print(dump({"event": "audit", **dataclasses.asdict(report)}), file=stream)
         else:
-            _print_audit(report, Console(file=stream, highlight=False))
+            _print_audit(report, console_for(stream))
 
 
 def run_clean(task_id: str | None, *, days: float, free: bool, as_json: bool) -> None:
@@ -79,7 +77,7 @@ def run_clean(task_id: str | None, *, days: float, free: bool, as_json: bool) ->
         for state in states:
             print(dump({"event": "state", **dataclasses.asdict(state), "freed": free and state in old}))
         return
-    _print_states(states, old, Console(highlight=False), free=free, days=days)
+    _print_states(states, old, console_for(), free=free, days=days)
 
 
 def _revived_object(revived: RevivedJob) -> dict:
@@ -140,7 +138,7 @@ def _print_states(
         console.print("No ended task keeps a training state.")
         return
     columns = ("task", "job", "state", "size", "written", "")
-    table = plain_table(*columns, left=("task", "job", "state", "written", ""), whole=columns)
+    table = plain_table(*columns, left=("task", "job", "state", "written", ""), whole=columns[2:])
     for state in states:
         fate = ("freed" if free else "can be freed") if state in old else ""
         table.add_row(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
@@ -14,7 +13,7 @@ from alto_core.cluster.situation import kept_plan
 from alto_core.errors import TaskFileError
 from alto_core.settings import load_settings
 from alto_core.store import KeptPlan
-from flows.cli.output import dump
+from flows.cli.output import console_for, dump
 
 
 def run_plan(*, out: Path | None, as_json: bool) -> None:
@@ -34,7 +33,7 @@ def run_plan(*, out: Path | None, as_json: bool) -> None:
     if as_json:
         print(dump({"event": "cluster-plan", **vars(plan), "placements": [vars(p) for p in plan.placements]}))
         return
-    console = Console(highlight=False)
+    console = console_for()
     for line in gantt_text(bars, width=console.size.width):
         console.print(Text(line), soft_wrap=True)
     console.print(Text(_summary(plan), style="dim"), soft_wrap=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 if TYPE_CHECKING:
     from alto_core.promotion import Decision
@@ -20,11 +20,12 @@ def run_promote(name: str, *, margin: float, accept_other_rows: bool, as_json: b
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
-        # here, since it imports torch and MLflow
-        from alto_core.promotion import promote
+        with busy("both adapters answer the held-out rows"):
+            # here, since it imports torch and MLflow
+            from alto_core.promotion import promote
 
-        decision = promote(name, settings, margin=margin, accept_other_rows=accept_other_rows)
-        _show(decision, Console(file=stream, highlight=False), as_json=as_json)
+            decision = promote(name, settings, margin=margin, accept_other_rows=accept_other_rows)
+        _show(decision, console_for(stream), as_json=as_json)
 
 
 def run_rollback(name: str, *, as_json: bool) -> None:
@@ -34,7 +35,7 @@ def run_rollback(name: str, *, as_json: bool) -> None:
     with stdout_for(as_json) as stream:
         from alto_core.promotion import roll_back
 
-        _show(roll_back(name, settings), Console(file=stream, highlight=False), as_json=as_json)
+        _show(roll_back(name, settings), console_for(stream), as_json=as_json)
 
 
 def _show(decision: Decision, console: Console, *, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -12,7 +11,7 @@ from alto_core import wording
 from alto_core.queue_states import QueueState
 from alto_core.settings import load_settings
 from alto_core.store import Fleet, HostRecord, KeptPlan, Queue, QueueEntry
-from flows.cli.output import dump
+from flows.cli.output import console_for, dump
 
 STATE_STYLES = {QueueState.RUNNING: "cyan", QueueState.CLAIMED: "cyan", QueueState.PAUSED: "yellow"}
 
@@ -31,7 +30,7 @@ def run_queue(*, as_json: bool) -> None:
         for host in hosts:
             print(dump({"event": "host", **vars(host)}))
         return
-    console = Console(highlight=False)
+    console = console_for()
     if not entries:
         console.print("The queue is empty. `alto submit FILE` adds a task.")
     else:

@@ -19,7 +19,7 @@ from alto_core.errors import TaskFileError
 from alto_core.replay import DEFAULT_WARMUP, GATE_SETTING, UNFINISHED, ReplayedJob, ReplaySummary, replay_grid
 from alto_core.settings import load_settings
 from flows.cli.live_view import STATE_STYLES
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 from flows.cli.tables import agreement_table, plain_table
 
 
@@ -40,7 +40,7 @@ def run_replay(file: Path, *, policies: Sequence[str], settings: Sequence[str], 
             for summary in replay_grid(recording, policies, wanted):
                 print(dump(replay_object(recording, summary)), file=stream, flush=True)
             return
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         summaries = list(replay_grid(recording, policies, wanted))
         for note in recording.notes:
             console.print(Text.assemble(("note  ", "yellow"), note), soft_wrap=True)
@@ -56,7 +56,7 @@ def run_curves(task_id: str, file: Path) -> None:
     from alto_core.workspace import Workspace
 
     num_jobs = export_curves(Workspace(task_id, load_settings()), file)
-    Console(highlight=False).print(f"{file}: {wording.plural(num_jobs, 'job')}", soft_wrap=True)
+    console_for().print(f"{file}: {wording.plural(num_jobs, 'job')}", soft_wrap=True)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, list[float]]:

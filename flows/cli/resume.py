@@ -16,6 +16,7 @@ def run_resume(task_id: str, *, as_recorded: bool, as_json: bool, plain: bool) -
     """
     settings = quiet_settings()
     store = Store(settings)
+    store.task(task_id).require_unfinished()  # here too, so that it is said before torch is imported
     events = store.events(task_id)
 
     def run() -> None:

@@ -14,9 +14,9 @@ from alto_core import wording
 from alto_core.cluster.dead_tasks import end_dead_tasks
 from alto_core.settings import load_settings
 from alto_core.store import Store, TaskRecord
-from flows.cli.live_view import TASK_STYLES, render_view
+from flows.cli.live_view import MEDIUM, TASK_STYLES, render_view
 from flows.cli.outcome import outcome_object, print_outcome
-from flows.cli.output import dump
+from flows.cli.output import console_for, dump
 from flows.cli.tune import POLL_SECONDS, make_display
 from flows.cli.view import Watcher
 
@@ -28,7 +28,7 @@ def run_status(task_id: str | None, *, follow: bool, as_json: bool) -> None:
     settings = load_settings()
     end_dead_tasks(settings)
     store = Store(settings)
-    console = Console(highlight=False)
+    console = console_for()
     if task_id is None and not follow:
         _print_tasks(store.tasks(limit=MAX_TASKS), console, as_json=as_json)
         return
@@ -69,18 +69,19 @@ def _print_tasks(tasks: tuple[TaskRecord, ...], console: Console, *, as_json: bo
         console.print("No tasks yet. `alto tune FILE` starts one.")
         return
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name in ("task", "owner", "state", "stage", "started", "took", "winner"):
-        table.add_column(name, no_wrap=name != "winner")
+    is_narrow = console.width < MEDIUM
+    for name in ("task", "state", "started (UTC)", "took", "winner", *(() if is_narrow else ("owner", "stage"))):
+        table.add_column(name, no_wrap=name not in ("task", "winner"), overflow="fold")
     for record in tasks:
         row = _task_object(record)
+        more = () if is_narrow else (Text(record.owner), Text(str(record.stage or wording.NOTHING)))
         table.add_row(
             Text(record.task_id),
-            Text(record.owner),
             Text(str(record.state), style=TASK_STYLES.get(record.state, "cyan")),
-            Text(str(record.stage or wording.NOTHING)),
-            Text(f"{record.started_at:%Y-%m-%d %H:%M} UTC" if record.started_at else wording.NOTHING),
+            Text(f"{record.started_at:%Y-%m-%d %H:%M}" if record.started_at else wording.NOTHING),
             Text(wording.duration(row["seconds"])),
             Text(record.winner_job_id or wording.NOTHING),
+            *more,
         )
     console.print(table)
 

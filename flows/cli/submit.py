@@ -6,23 +6,22 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from alto_core import wording
-from alto_core.config import TuningTask, load_task, with_changes
+from alto_core.config import TuningTask, with_changes
 from alto_core.errors import StoreError
+from alto_core.first_look import read_task
 from alto_core.ownership import UNNAMED
 from alto_core.queue_states import Priority
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Demand, Fleet, Queue, Store
 from flows.cli.identity import who
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 
 def run_submit(file: Path, *, changes: Sequence[str], as_json: bool) -> str:
     """Check and record the task of a file, and put it into the queue. Returns its id."""
-    return _submit(with_changes(load_task(file), changes), as_json=as_json)
+    return _submit(with_changes(read_task(file), changes), as_json=as_json)
 
 
 def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_json: bool) -> None:
@@ -52,33 +51,40 @@ def _submit(task: TuningTask, *, as_json: bool) -> str:
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
-        # here, because it takes torch and transformers; a wrong field is told before that
-        from alto_core.cluster.expectation import expected_seconds
-        from alto_core.estimation import gpus_needed
-        from alto_core.preparation import create_task, plan_task
-
-        plan = plan_task(task)
-        store = Store(settings)
-        gpu_bytes, most = _largest_host(settings)
-        num_gpus = gpus_needed(plan, gpu_bytes=gpu_bytes, most=most)
-        demand = _demand(task, num_gpus, expected_seconds(task, plan.num_tokens, store))
-        task_id = store.new_task_id(task.name)
-        create_task(plan, task_id, settings)
-        Queue(settings).submit(task_id, demand)
+        with busy("reading the rows and the model's structure"):
+            task_id, num_jobs, demand = _put_into_queue(task, settings)
         _announce(settings, task_id)
         if as_json:
-            content = {"event": "submitted", "task_id": task_id, "num_jobs": len(plan.jobs), **vars(demand)}
+            content = {"event": "submitted", "task_id": task_id, "num_jobs": num_jobs, **vars(demand)}
             print(dump(content), file=stream)
             return task_id
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         console.print(
-            f"{task_id}: {wording.plural(len(plan.jobs), 'job')}, {wording.plural(demand.num_gpus, 'GPU')}, "
+            f"{task_id}: {wording.plural(num_jobs, 'job')}, {wording.plural(demand.num_gpus, 'GPU')}, "
             f"{demand.priority}, expected to take {wording.duration(demand.expected_seconds)} at most",
             markup=False,
             soft_wrap=True,
         )
         console.print(f"  alto status {task_id} --follow   alto queue   alto plan", markup=False, style="dim")
         return task_id
+
+
+def _put_into_queue(task: TuningTask, settings: Settings) -> tuple[str, int, Demand]:
+    """The task's id, how many jobs it has, and what it asks for."""
+    # here, because it takes torch and transformers; a wrong field is told before that
+    from alto_core.cluster.expectation import expected_seconds
+    from alto_core.estimation import gpus_needed
+    from alto_core.preparation import create_task, plan_task
+
+    plan = plan_task(task)
+    store = Store(settings)
+    gpu_bytes, most = _largest_host(settings)
+    num_gpus = gpus_needed(plan, gpu_bytes=gpu_bytes, most=most)
+    demand = _demand(task, num_gpus, expected_seconds(task, plan.num_tokens, store))
+    task_id = store.new_task_id(task.name)
+    create_task(plan, task_id, settings)
+    Queue(settings).submit(task_id, demand)
+    return task_id, len(plan.jobs), demand
 
 
 def _largest_host(settings: Settings) -> tuple[int, int]:

@@ -19,7 +19,7 @@ def plain_table(*names: str, left: Collection[str] = (), whole: Collection[str] 
     """
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name in names:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=name in whole)
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name in whole, overflow="fold")
     return table
 
 

@@ -6,6 +6,7 @@ Training has the main thread, where signals arrive; a second thread reads the st
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -18,20 +19,19 @@ from rich.console import Console
 from rich.live import Live
 
 from alto_core.cluster.dead_tasks import end_dead_tasks
-from alto_core.config import load_task
 from alto_core.domain import TaskState
 from alto_core.errors import AltoError
+from alto_core.first_look import read_task
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
 from flows.cli.lines import json_line, plain_lines
 from flows.cli.live_view import render_head, render_view
 from flows.cli.outcome import outcome_object, print_outcome
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import console_for, dump, stdout_for
 from flows.cli.view import TaskView, Watcher
 
 POLL_SECONDS = 0.5
-PIPE_WIDTH = 140
 
 
 class Display(Protocol):
@@ -48,7 +48,7 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
         # The stages read their settings themselves.
         os.environ["ALTO_CUDA_GRAPH"] = "0"
     settings = quiet_settings()
-    task = load_task(file)
+    task = read_task(file)
     store = Store(settings)
     task_id = store.new_task_id(task.name)
 
@@ -72,6 +72,9 @@ def quiet_settings() -> Settings:
     prepare_environment(settings)
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    for runs in ("prefect.flow_runs", "prefect.task_runs"):
+        # How a run ended the command says itself; Prefect, which calls Ctrl-C a crash, keeps its words for its own UI.
+        logging.getLogger(runs).propagate = False
     return settings
 
 
@@ -96,8 +99,7 @@ def make_display(settings: Settings, stream: IO[str], *, as_json: bool, plain: b
     """JSON lines, a live picture on a terminal, or plain lines."""
     if as_json:
         return JsonDisplay(settings, stream)
-    # a file or a pipe has no width; 80 columns, the default, would cut the leaderboard
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    console = console_for(stream)
     return LiveDisplay(settings, console) if console.is_terminal and not plain else PlainDisplay(settings, console)
 
 

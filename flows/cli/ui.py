@@ -14,6 +14,7 @@ from alto_core.redaction import without_secrets
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store, TaskRecord
 from flows.cli.interruption import sigterm_as_ctrl_c
+from flows.cli.output import console_for
 from flows.cli.services import LOOPBACK, RunningService, Service, ServiceError
 
 MAX_COMPARED_RUNS = 20
@@ -27,7 +28,7 @@ def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
     """
     settings = load_settings()
     prepare_environment(settings)
-    console = Console(highlight=False)
+    console = console_for()
     services = embedded_services(settings, mlflow_port, prefect_port)
     with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
         try:

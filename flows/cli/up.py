@@ -19,6 +19,7 @@ from alto_core.device import gpus_of_this_machine
 from alto_core.errors import TaskFileError
 from alto_core.settings import Settings, load_settings, prepare_environment
 from flows.cli.interruption import sigterm_as_ctrl_c
+from flows.cli.output import console_for
 from flows.cli.services import Process, RunningProcess, RunningService, ServiceError
 from flows.cli.ui import embedded_services
 
@@ -34,7 +35,7 @@ def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port
     """
     settings = load_settings()
     prepare_environment(settings)
-    console = Console(highlight=False)
+    console = console_for()
     host_id = _host_name(host)
     indices, gpu_bytes = _gpus(gpus)
     is_first = settings.prefect_api_url is None

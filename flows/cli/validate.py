@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
-from alto_core.config import load_task
 from alto_core.engine.serving import VLLM_MAX_RANKS, smallest_max_rank
+from alto_core.first_look import read_task
 from alto_core.settings import load_settings, prepare_environment
-from flows.cli.output import dump, stdout_for
+from flows.cli.output import busy, console_for, dump, stdout_for
 
 if TYPE_CHECKING:
     from alto_core.preparation import TaskPlan
@@ -21,16 +20,17 @@ if TYPE_CHECKING:
 def run_validate(file: Path, *, as_json: bool) -> None:
     """Print what the task would do; a wrong file, data set or model raises its `AltoError`."""
     prepare_environment(load_settings())
-    task = load_task(file)
+    task = read_task(file)
     with stdout_for(as_json) as stream:
-        # Here, since it imports torch and transformers; a wrong field is told before that.
-        from alto_core.preparation import plan_task
+        with busy("reading the rows and the model's structure"):
+            # Here, since it imports torch and transformers; a wrong field is told before that.
+            from alto_core.preparation import plan_task
 
-        plan = plan_task(task)
+            plan = plan_task(task)
         if as_json:
             print(dump(plan_object(plan)), file=stream)
             return
-        console = Console(file=stream, highlight=False)
+        console = console_for(stream)
         console.print(Text.assemble((f"{file}: ", ""), ("ready to tune", "bold green")), soft_wrap=True)
         for name, value in _facts(plan):
             console.print(Text.assemble((f"  {name:<16}", "dim"), value), soft_wrap=True)

@@ -16,7 +16,8 @@ from alto_core import checkpointing
 from alto_core.checkpointing import Checkpointer
 from alto_core.cuts import Cut, CutLog, Place, Session
 from alto_core.domain import LoraJob
-from alto_core.engine.checkpoint import JobSnapshot, fault_of_state, write_snapshot
+from alto_core.engine.checkpoint import JobSnapshot, write_snapshot
+from alto_core.engine.state_folders import fault_of_state
 from alto_core.errors import EngineError
 
 JOBS = tuple(

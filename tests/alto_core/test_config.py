@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from alto_core.config import load_task, parse_task
+from alto_core.config import load_task, parse_task, with_changes
 from alto_core.errors import TaskFileError
 
 GOOD: dict[str, Any] = {
@@ -165,6 +166,87 @@ def test_paths_are_taken_from_the_files_folder_and_hub_ids_are_left_alone(tmp_pa
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TaskFileError, match=message):
         load_task(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("name: a: b\n", 1, "quotes"),
+        ("name: a\nbudget:\n\tepochs: 1\n", 3, "Indent with spaces."),
+        ("name: a\nmodel: {name: b\ndata:\n", 3, "the bracket that line 2 opens"),
+        ("name: 'it's mine'\n", 1, "quotes and the indentation"),
+        ("name: a\nowner: b\nname: c\n", 3, "stands twice"),
+    ],
+    ids=["colon", "tab", "bracket", "quotes", "twice"],
+)
+def test_broken_yaml_is_told_in_one_line_with_the_place_and_the_cure(
+    tmp_path: Path, text: str, line: int, hint: str
+) -> None:
+    with pytest.raises(TaskFileError) as caught:
+        load_task(write(tmp_path, text))
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'task.yaml'}:{line}: file: got a line that YAML cannot read (")
+    assert hint in said and "\n" not in said
+
+
+def test_a_wrong_value_is_found_by_its_line(tmp_path: Path) -> None:
+    text = yaml.safe_dump(changed("search_space.lora_rank", [4, "sixteen"]), sort_keys=False)
+    line = text.splitlines().index("  - sixteen") + 1
+    with pytest.raises(TaskFileError, match=rf"task.yaml:{line}: search_space.lora_rank\[1\]: got 'sixteen'"):
+        load_task(write(tmp_path, text))
+    with pytest.raises(TaskFileError, match=r"task.yaml: name: got nothing"):
+        load_task(write(tmp_path, text.replace("name: ", "# ", 1)))
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("budgets", "budget"), ("data.sources", "source"), ("search_space.learning_rat", "learning_rate")],
+)
+def test_a_misspelled_key_is_told_what_was_meant(path: str, meant: str) -> None:
+    with pytest.raises(TaskFileError, match=f"{path}: got an unknown key, expected a known one. Perhaps `{meant}`?"):
+        parse_task(changed(path, [1]))
+
+
+def test_a_value_where_a_section_belongs_is_shown_the_section(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match=r"model: got 'org/m', expected a section of fields.*`model: {name: ...}`"):
+        parse_task(changed("model", "org/m"))
+    with pytest.raises(TaskFileError, match=r"model: got nothing, expected a section of fields"):
+        parse_task(changed("model", None))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("name", "con", "a name that every file system takes"),
+        ("registry_name", "model.", "a name that every file system takes"),
+        ("cluster.deadline", "2030-01-31T18:00:00", "a date and a time with a time zone"),
+        ("cluster.deadline", "soon", "a date and a time with a time zone"),
+        ("cluster.num_gpus", 0, "a whole number of at least 1, or `auto`"),
+        ("data.source", "a\0b", "a name without a NUL character"),
+    ],
+)
+def test_a_value_that_means_trouble_later_is_refused_at_once(path: str, value: Any, expected: str) -> None:
+    with pytest.raises(TaskFileError, match=re.escape(f"expected {expected}")):
+        parse_task(changed(path, value))
+
+
+def test_a_moment_is_kept_in_utc_however_it_was_written() -> None:
+    texts = ("2030-01-31T18:00:00+01:00", "2030-01-31T17:00:00Z")
+    moments = {parse_task(changed("cluster.deadline", text)).cluster.deadline for text in texts}
+    assert moments == {"2030-01-31T17:00:00+00:00"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("budget.epochs", "expected key=value"),
+        ("budget.epochs=[", "expected a value in YAML"),
+        ("name.x=1", "no section"),
+    ],
+)
+def test_a_change_that_is_none_is_refused(change: str, message: str) -> None:
+    with pytest.raises(TaskFileError, match=message):
+        with_changes(parse_task(GOOD), [change])
 
 
 def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:

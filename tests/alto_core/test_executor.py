@@ -18,7 +18,8 @@ from alto_core.data.rows import TokenRow
 from alto_core.domain import Boundary, JobState, LoraJob, Verdict
 from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 from alto_core.preparation import TaskPlan, plan_task
 
 

@@ -15,7 +15,8 @@ from alto_core.engine.backbone import load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.passes import PassRunner, PassWork
 from alto_core.engine.step import JointStepper
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 from alto_core.preparation import TaskPlan, plan_task
 from alto_core.profiling import TaskAhead, forecast_task, shape_of_model
 from alto_core.profiling.forecasting import _stretches

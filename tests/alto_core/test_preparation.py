@@ -38,6 +38,28 @@ def test_evaluations_within_the_bound_stay_as_asked(tiny_task: Callable[..., Tun
     assert plan.interval_note == ""
 
 
+def test_jobs_too_short_for_fewer_evaluations_are_told_so(tiny_task: Callable[..., TuningTask]) -> None:
+    plan = plan_task(tiny_task(budget={"steps": 2, "eval_interval_fraction": 0.5, "max_eval_share": 0.1}))
+    assert plan.evaluation_share == plan.wanted_evaluation_share > 0.1
+    assert "jobs this short cannot have fewer: train longer" in plan.interval_note
+
+
+def test_a_length_beyond_the_model_is_told(tiny_task: Callable[..., TuningTask]) -> None:
+    data = tiny_task().data.model_dump(exclude_none=True) | {"max_length": 100_000}
+    notes = plan_task(tiny_task(data=data)).data.report.notes
+    assert any("tokens, not 100000: the model has no more positions" in note for note in notes), notes
+
+
+def test_a_model_without_a_tokenizer_is_told_by_the_file(
+    tiny_task: Callable[..., TuningTask], tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"the folder holds no tokenizer\.json\. Expected a folder with config\.json"):
+        plan_task(tiny_task(model={"name": str(folder)}))
+
+
 def test_a_model_with_weights_that_are_cut_is_refused_before_any_device_is_taken(
     tiny_task: Callable[..., TuningTask], tiny_model: Path, tmp_path: Path
 ) -> None:

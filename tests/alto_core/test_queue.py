@@ -102,6 +102,8 @@ def test_a_task_is_submitted_once_and_only_before_it_runs(cluster: Settings) -> 
         Queue(cluster).submit("ran-1", Demand(num_gpus=1, expected_seconds=1.0))
     with pytest.raises(StoreError, match="unknown id"):
         Queue(cluster).entry("nobody-1")
+    with pytest.raises(StoreError, match=r"never submitted.*`alto tune` or `alto resume`, is ended there by Ctrl-C"):
+        Queue(cluster).request_stop("ran-1", StopRequest.CANCEL)
 
 
 def test_a_run_goes_through_claim_begin_and_release(cluster: Settings) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from alto_core import wording
-from alto_core.domain import JobState
+from alto_core.domain import GateDecision, GateEntry, JobState
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,14 @@ def test_counts_and_shares() -> None:
 
 def test_every_state_is_explained() -> None:
     assert set(wording.STATE_MEANING) == set(JobState)
+
+
+def test_a_gate_says_why_a_job_goes_on_that_is_not_among_the_best() -> None:
+    reasons = ["top", "tie", "rank", "stratum"]
+    entries = tuple(
+        GateEntry(job_id=f"job-{i}", gate_rank=i + 1, val_loss=1.0, kept=reason != "rank", reason=reason)
+        for i, reason in enumerate(reasons)
+    )
+    said = wording.gate(GateDecision(entries=entries, verdicts=()))
+    assert said == "3 go on: job-0, job-1 (equal within the error), job-3 (best of its learning rate)"
+    assert wording.gate(GateDecision(entries=(), verdicts=())) == "0 go on: none"

@@ -46,6 +46,13 @@ def shared_home(first: TuneResult, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shared_home")
+def test_what_is_scored_is_said_before_it_is_measured(first: TuneResult) -> None:
+    said = [e.text for e in Store(load_settings()).events(first.task_id) if e.kind == "scoring"]
+    assert len(said) == 2 and said[0].endswith("validation rows") and said[1].endswith("test rows")
+    assert "adapter" in said[0] and said[1].startswith("1 adapter and the untuned model on ")
+
+
+@pytest.mark.usefixtures("shared_home")
 def test_a_task_ends_with_a_registered_adapter_and_true_states(first: TuneResult) -> None:
     result, store, tracker = first, Store(load_settings()), Tracker(load_settings())
     jobs = {record.job_id: record for record in store.jobs(result.task_id)}

@@ -150,6 +150,9 @@ def test_missing_file_unknown_ending_and_unreachable_hub_set_are_refused(
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(DataError, match=r"ending in '\.txt'"):
         read(tmp_path / "a.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"folder .*empty, split train: cannot be loaded .* name a file in it"):
+        list(read_source(str(tmp_path / "empty")))
     with pytest.raises(DataError, match=r"hub data set some-owner/some-set, split train: cannot be loaded"):
         list(read_source("some-owner/some-set"))
 
@@ -165,8 +168,22 @@ def test_folder_of_files_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest
     rows = list(read_source(str(folder), split="test", limit=2))
     assert [row.content["prompt"] for row in rows] == ["test 0", "test 1"]
     assert rows[1].origin.endswith("[test] row 2")
-    with pytest.raises(DataError, match="split nothing: cannot be loaded"):
+    with pytest.raises(DataError, match=r"folder .* split nothing: cannot be loaded as a data set"):
         list(read_source(str(folder), split="nothing"))
+
+
+def test_utf16_is_told_once_and_not_line_by_line(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.csv"):
+        (tmp_path / name).write_text('{"text": "a"}\n' * 3, encoding="utf-16")
+        with pytest.raises(DataError, match=rf"{name}: got UTF-16, expected UTF-8. Save the file as UTF-8."):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize(("mark", "shown"), [(";", "';'"), ("\t", r"'\\t'")], ids=["semicolon", "tab"])
+def test_columns_that_no_comma_separates_are_told_by_their_mark(tmp_path: Path, mark: str, shown: str) -> None:
+    (tmp_path / "a.csv").write_text(f"prompt{mark}completion\na{mark}b\n")
+    with pytest.raises(DataError, match=f"columns stand apart by {shown}, expected commas"):
+        read(tmp_path / "a.csv")
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -20,7 +20,8 @@ from alto_core.engine.engine import UNTUNED, Engine
 from alto_core.engine.messages import Call
 from alto_core.engine.ranks import RankGroup
 from alto_core.errors import EngineError, ModelError
-from alto_core.executor import Executor, JobRun
+from alto_core.executor import Executor
+from alto_core.job_run import JobRun
 from alto_core.preparation import TaskPlan, plan_task
 from tests.alto_core.engine.rank_faults import break_passes, refuse_large_passes
 

@@ -11,7 +11,8 @@ import mlflow
 import pytest
 
 from alto_core.errors import TrackingError
-from alto_core.tracking import Registry, ServingFacts, Tracker
+from alto_core.tracking import Registry, ServingFacts, Tracker, packaging
+from alto_core.tracking.packaging import packaged
 from alto_core.tracking.registry import check_alias
 
 FACTS = ServingFacts(
@@ -52,6 +53,15 @@ def test_what_a_killed_registration_left_behind_is_removed(
     left = client.search_logged_models([runs.experiment_id])
     states = sorted((model.source_run_id == runs.job_run_ids[a], model.status.value) for model in left)
     assert states == [(False, "PENDING"), (True, "READY")]
+
+
+def test_packages_that_only_serving_needs_are_missed_in_silence(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packaging, "_requirements", lambda: ["a-package-for-serving==1.0"])
+    with packaged(adapter, FACTS) as folder:
+        assert "a-package-for-serving==1.0" in (folder / "requirements.txt").read_text()
+    assert "mismatch" not in "".join(capfd.readouterr())
 
 
 def test_the_first_version_is_champion_and_the_next_challenger(

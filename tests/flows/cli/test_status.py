@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,11 +13,13 @@ from typing import Any
 
 import pytest
 
+import flows.cli.output
 from alto_core.domain import TaskState
 from alto_core.settings import Settings
 from alto_core.store import EventDraft, Store
 
 Invoke = Callable[..., Any]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def test_no_tasks_yet(invoke: Invoke) -> None:
@@ -35,6 +39,34 @@ def test_all_tasks(invoke: Invoke, finished_task: str) -> None:
     assert content["task_id"] == finished_task
     assert content["state"] == "finished"
     assert content["winner"].startswith("lr0.001-")
+
+
+@pytest.mark.parametrize("columns", [80, 100, None], ids=["80 columns", "100 columns", "pipe"])
+def test_no_terminal_and_no_pipe_cuts_an_id(
+    invoke: Invoke, finished_task: str, monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    if columns is not None:
+        monkeypatch.setattr(flows.cli.output, "PIPE_WIDTH", columns)
+    for arguments in (["status"], ["status", finished_task]):
+        output = invoke(*arguments).stdout
+        assert "lr0.001-r8-b8-" in output and "…" not in output, output
+        assert max(map(len, output.splitlines()[:3])) <= (columns or 140)
+    (line,) = [line for line in output.splitlines() if "alto export" in line]
+    assert "alto export made/1 FOLDER" in line
+
+
+def test_what_only_reads_a_task_starts_without_torch() -> None:
+    code = "import sys, flows.cli.explain, flows.cli.status; print({'torch', 'prefect'} & {*sys.modules})"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()"
+
+
+def test_a_task_that_has_finished_is_not_resumed(invoke: Invoke, settings: Settings, finished_task: str) -> None:
+    Store(settings).set_task_fields(finished_task, report_path="report.html")
+    result = invoke("resume", finished_task)
+    assert result.exit_code == 7
+    assert result.stderr == f"alto: task {finished_task} has finished, expected one with something left to do.\n"
+    assert result.stdout == "", "the outcome is what `alto status` shows"
 
 
 def test_an_unknown_task_is_told_with_exit_code_7(invoke: Invoke, finished_task: str) -> None:

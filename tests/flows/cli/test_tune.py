@@ -30,6 +30,7 @@ Invoke = Callable[..., Any]
 
 @pytest.fixture
 def task_file(tmp_path: Path, task: TuningTask) -> str:
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')  # looked for before the task begins
     path = tmp_path / "task.yaml"
     path.write_text(yaml.safe_dump(task.model_dump(mode="json", exclude_none=True)))
     return str(path)

@@ -1,9 +1,4 @@
-"""The values that the rooms of ALTO exchange while jobs train: jobs, budgets, measurements, verdicts.
-
-Frozen, free of torch, MLflow and Prefect. How they come about stands elsewhere: `search_space` makes jobs, `executor`
-makes measurements, `early_exit` makes verdicts. What comes out of a task is in `outcomes`, where a task is between the
-queue and the GPUs in `queue_states`.
-"""
+"""What a job is: one LoRA configuration, its id, the room that its adapter takes, how long it trains."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Literal
 
 LrSchedule = Literal["constant", "linear", "cosine"]
@@ -22,56 +16,6 @@ TrainedSides = Literal["both", "b_only"]
 RankAllocation = Literal["uniform", "gradient", "sensitivity"]
 MAX_RANK_RATIO = 2
 """Largest rank of a layer over the job's own where ranks differ by layer; so its room is known before they are."""
-
-
-class JobState(StrEnum):
-    """Where a job is. The last six are end states; the same words stand in the CLI, MLflow and Prefect."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
-    DIVERGING = "diverging"
-    OVERFITTING = "overfitting"
-    UNDERPERFORMING = "underperforming"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_end(self) -> bool:
-        return self not in (JobState.WAITING, JobState.RUNNING)
-
-
-class TaskState(StrEnum):
-    """Where a tuning task is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_end(self) -> bool:
-        return self not in (TaskState.QUEUED, TaskState.RUNNING)
-
-
-class CurveSource(StrEnum):
-    """Where the curve of a job was read that a decision was taken on; the numbers are the same."""
-
-    MLFLOW = "mlflow"
-    SPOOL = "spool"
-    """MLflow did not have all of it yet."""
-
-
-class Stage(StrEnum):
-    """The six stages of a tuning task, in order."""
-
-    PROFILE = "profile"
-    WARMUP = "warmup"
-    GATE = "gate"
-    CONTINUE = "continue"
-    EVALUATE = "evaluate"
-    REGISTER = "register"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,136 +145,3 @@ class JobBudget:
     def step_at(self, fraction: float) -> int:
         """The step where a gate at this share of the budget stands: rounded, at least 1."""
         return min(self.total_steps, max(1, round(fraction * self.total_steps)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepRecord:
-    """One optimizer step of one job."""
-
-    job_id: str
-    step: int
-    """1-based: the number of updates made, this one included."""
-    train_loss: float
-    """Mean over the step's trained tokens, before the update; nats per token."""
-    learning_rate: float
-    grad_norm: float
-    """Euclidean norm of the job's gradient before clipping."""
-    num_tokens: int
-    """Tokens of the step's rows, prompts included."""
-    measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What the objective tells beside the loss, by name; means over the update's pairs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowLosses:
-    """Validation loss row by row, for paired comparisons. Equal indices of different jobs mean the same row."""
-
-    loss_sums: tuple[float, ...]
-    """Sum of token losses of each row, nats."""
-    num_labels: tuple[int, ...]
-    """Trained tokens of each row."""
-
-    @property
-    def mean(self) -> float:
-        """Loss per trained token over all rows, independent of how rows were batched."""
-        return math.fsum(self.loss_sums) / sum(self.num_labels)
-
-    @property
-    def token_loss_sums(self) -> tuple[float, ...]:
-        """Sum of all token losses of each row, whatever the objective makes of them."""
-        return self.loss_sums
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """One job's validation at one of its evaluation steps."""
-
-    job_id: str
-    step: int
-    fraction: float
-    """Step over the job's total steps."""
-    row_losses: RowLosses
-    measures: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What the objective tells beside the loss, by name."""
-
-    @property
-    def val_loss(self) -> float:
-        return self.row_losses.mean
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobFailure:
-    """A job that cannot go on, for a reason of its own."""
-
-    job_id: str
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryShortage:
-    """Memory ran out, and what the executor did about it. The step was undone and made again."""
-
-    text: str
-    """One sentence for people."""
-    max_pass_tokens: int
-    """Of a pass from now on."""
-    evicted_job_id: str | None = None
-    """The job that waits for room now; its state is kept."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Boundary:
-    """What the executor measured since the last boundary. It waits for verdicts before it goes on."""
-
-    steps: tuple[StepRecord, ...]
-    evaluations: tuple[Evaluation, ...]
-    failures: tuple[JobFailure, ...] = ()
-    shortages: tuple[MemoryShortage, ...] = ()
-    running: tuple[str, ...] = ()
-    """Ids of the jobs that hold a slot."""
-    waiting: tuple[str, ...] = ()
-    """Ids of the jobs that wait for one."""
-    tokens_per_second: float = 0.0
-    step_seconds: float = 0.0
-    """Wall time of the joint steps since the last boundary."""
-    evaluation_seconds: float = 0.0
-    """Wall time of this boundary's evaluations."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """A decision to end one job: outcome, reason, and the numbers that were compared."""
-
-    job_id: str
-    state: JobState
-    step: int
-    reason: str
-    """One sentence with the numbers in it, for people."""
-    evidence: Mapping[str, float]
-    """The numbers compared, by name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateEntry:
-    """One job at the warmup gate."""
-
-    job_id: str
-    gate_rank: int | None
-    """1 is the lowest validation loss; None for a job that had ended before the gate."""
-    val_loss: float | None
-    kept: bool
-    reason: str
-    """Why it was kept or ended: `top`, `tie`, `stratum`, `rank`, or the earlier end state."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateDecision:
-    """Who goes on after the warmup gate, and why."""
-
-    entries: tuple[GateEntry, ...]
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def survivors(self) -> tuple[str, ...]:
-        return tuple(e.job_id for e in self.entries if e.kept)

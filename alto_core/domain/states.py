@@ -1,0 +1,55 @@
+"""Where jobs and tasks are. The same words stand in the command line, in MLflow and in Prefect."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """Where a job is. The last six are end states."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    DIVERGING = "diverging"
+    OVERFITTING = "overfitting"
+    UNDERPERFORMING = "underperforming"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_end(self) -> bool:
+        return self not in (JobState.WAITING, JobState.RUNNING)
+
+
+class TaskState(StrEnum):
+    """Where a tuning task is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_end(self) -> bool:
+        return self not in (TaskState.QUEUED, TaskState.RUNNING)
+
+
+class CurveSource(StrEnum):
+    """Where the curve of a job was read that a decision was taken on; the numbers are the same."""
+
+    MLFLOW = "mlflow"
+    SPOOL = "spool"
+    """MLflow did not have all of it yet."""
+
+
+class Stage(StrEnum):
+    """The six stages of a tuning task, in order."""
+
+    PROFILE = "profile"
+    WARMUP = "warmup"
+    GATE = "gate"
+    CONTINUE = "continue"
+    EVALUATE = "evaluate"
+    REGISTER = "register"
