@@ -67,11 +67,14 @@ class Bench:
         try:
             batched = VARIANTS[variants[0]][0]
             one_a_model = list({case.model: case for case in self._cases}.values())
-            for case in one_a_model:
-                self._submit(self._record(case, self._inputs.profiling_task(case, batched=batched)))
+            first = [self._record(case, self._inputs.profiling_task(case, batched=batched)) for case in one_a_model]
+            for one in first:
+                self._submit(one)
             print("measuring the models, recording the tasks ...", flush=True)
             lines = {variant: self._line(variant) for variant in variants}
             self._carry_out([], scheduled=True)
+            if failures := [told for one in first if (told := self._failure(one))]:
+                sys.exit("\n".join(failures))
             for variant, line in lines.items():
                 self._measure_variant(variant, line)
         except OutOfTimeError:
@@ -138,6 +141,11 @@ class Bench:
             time.sleep(0.3)
         return first_plan
 
+    def _failure(self, one: Recorded) -> str:
+        """How a task ended, if it did not finish."""
+        record = self._store.task(one.task_id)
+        return "" if record.state is TaskState.FINISHED else f"{one.task_id} {record.state}: {record.message}"
+
     def _row(self, variant: str, task: str = "") -> dict[str, Any]:
         options = self._options
         name = f"{options.shape} {variant} {task}".strip()
@@ -149,8 +157,8 @@ class Bench:
         own = [hold for hold in ended if hold.task_id == one.task_id]
         result = record.result or {}
         saved = count_samples(job_rows(self._store.jobs(one.task_id)), num_train_rows=result["num_train_rows"])
-        if record.state is not TaskState.FINISHED:
-            print(f"{variant}: {one.task_id} {record.state}: {record.message}", flush=True)
+        if failure := self._failure(one):
+            print(f"{variant}: {failure}", flush=True)
         return {
             **self._row(variant, case.name),
             "num_gpus": case.num_gpus,

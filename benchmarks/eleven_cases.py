@@ -71,7 +71,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.model}-{self.data_set}"
+        return f"{self.model}-{self.data_set}".replace(".", "-")  # MLflow takes no dots in names of models
 
 
 def ordered_cases() -> list[Case]:
