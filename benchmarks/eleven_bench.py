@@ -148,8 +148,9 @@ class Bench:
 
     def _row(self, variant: str, task: str = "") -> dict[str, Any]:
         options = self._options
-        name = f"{options.shape} {variant} {task}".strip()
-        about = {"row": name, "shape": options.shape, "share": f"{options.share:.6g}", "devices": self._devices}
+        shape = options.shape if options.depth == 1 else f"{options.shape} {options.depth:g} deep"
+        name = f"{shape} {variant} {task}".strip()
+        about = {"row": name, "shape": shape, "share": f"{options.share:.6g}", "devices": self._devices}
         return {**dict.fromkeys(COLUMNS, ""), **about, "variant": variant, "task": task}
 
     def _task_row(self, variant: str, case: Case, one: Recorded, ended: Sequence[Hold]) -> dict[str, Any]:

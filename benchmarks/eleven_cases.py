@@ -86,8 +86,8 @@ def ordered_cases() -> list[Case]:
 class Inputs:
     """Models and rows of all cases, written where they are missing."""
 
-    def __init__(self, scale: Scale, *, share: float, models: Path, rows: Path):
-        self._scale, self._models, self._rows = scale, models, rows
+    def __init__(self, scale: Scale, *, share: float, models: Path, rows: Path, depth: float = 1.0):
+        self._scale, self._models, self._rows, self._depth = scale, models, rows, depth
         with DATA_SETS.open(newline="", encoding="utf-8") as source:
             self._data_sets = {row["data_set"]: row for row in csv.DictReader(source)}
         self._share = share
@@ -96,7 +96,7 @@ class Inputs:
         from random_models import write_random_model  # here, because it takes torch
 
         for model in sorted({case.model for case in cases}):
-            write_random_model(self._models / model, model, tiny=self._scale.tiny_models)
+            write_random_model(self._model(model), model, tiny=self._scale.tiny_models, depth=self._depth)
         for data_set in sorted({case.data_set for case in cases}):
             about = self._data_sets[data_set]
             tokens = float(about["tokens"]) * self._scale.token_share
@@ -126,7 +126,7 @@ class Inputs:
         return parse_task(
             {
                 "name": case.name,
-                "model": {"name": str(self._models / case.model)},
+                "model": {"name": str(self._model(case.model))},
                 "data": {
                     "source": str(self._rows_of(case.data_set)),
                     "validation": {"rows": self._scale.validation_rows},
@@ -142,6 +142,9 @@ class Inputs:
                 "max_slots": max_slots,
             }
         )
+
+    def _model(self, name: str) -> Path:
+        return self._models / f"{name}-{self._depth:g}"
 
     def _rows_of(self, data_set: str) -> Path:
         return self._rows / f"{data_set}.jsonl"

@@ -52,7 +52,8 @@ def measure(options: argparse.Namespace, deadline: float) -> None:
         if options.shape == "paper" and torch.cuda.device_count() < options.gpus:
             sys.exit(f"expected {options.gpus} GPUs, got {torch.cuda.device_count()}. --shape tiny needs none.")
         models = options.models or Path(folder) / "models"
-        inputs = Inputs(SCALES[options.shape], share=options.share, models=models, rows=Path(folder))
+        scale, rows = SCALES[options.shape], Path(folder)
+        inputs = Inputs(scale, share=options.share, models=models, rows=rows, depth=options.depth)
         started = time.monotonic()
         inputs.write(ordered_cases())
         print(f"models and rows after {time.monotonic() - started:.0f} s", flush=True)
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--share", type=float, help="of each data set's rows that a task trains on")
+    parser.add_argument("--depth", type=float, default=1.0, help="share of each model's layers; bars are of whole ones")
     parser.add_argument("--seconds", type=float, default=1500.0, help="stop after so long, with what is measured")
     parser.add_argument("--models", type=Path, help="folder that keeps the models for a further call")
     options = parser.parse_args()

@@ -39,15 +39,15 @@ TINY = (512, 32, 64, 2, 4, 2)
 """What replaces all but the kind of a shape, to try it on a CPU."""
 
 
-def model_config(name: str, *, tiny: bool) -> Any:
-    """The transformers configuration of a shape."""
+def model_config(name: str, *, tiny: bool, depth: float = 1.0) -> Any:
+    """The transformers configuration of a shape, with all of its layers or a share of them."""
     make, *sizes = SHAPES[name]
     vocabulary, hidden, intermediate, layers, heads, kv_heads = TINY if tiny else sizes
     return make(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=intermediate,
-        num_hidden_layers=layers,
+        num_hidden_layers=round(depth * layers),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=MAX_POSITIONS,
@@ -59,14 +59,22 @@ def model_config(name: str, *, tiny: bool) -> Any:
     )
 
 
-def write_random_model(folder: Path, name: str, *, tiny: bool) -> Path:
-    """The model of a shape in a folder; one that is there whole is left as it is."""
+def write_random_model(folder: Path, name: str, *, tiny: bool, depth: float = 1.0) -> Path:
+    """The model of a shape in a folder; one that is there whole is left as it is.
+
+    Raises:
+        OSError: there is no room for it.
+    """
     if (folder / "model.safetensors.index.json").exists():
         return folder
-    config = model_config(name, tiny=tiny)
+    config = model_config(name, tiny=tiny, depth=depth)
     with torch.device("meta"):
         tensors = AutoModelForCausalLM.from_config(config).state_dict()
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    needed, there = BYTES * sum(tensor.numel() for tensor in tensors.values()), shutil.disk_usage(folder).free
+    if there < needed:
+        raise OSError(f"{folder}: expected {needed / 1e9:.0f} GB free, got {there / 1e9:.0f}")
     write_tiny_model(folder)  # for its tokenizer
     (folder / "model.safetensors").unlink()
     config.save_pretrained(folder)
