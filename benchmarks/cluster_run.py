@@ -14,20 +14,18 @@ import contextlib
 import csv
 import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from bars import RESULTS, record_bar
+from cluster_rig import HostProcess, claimed_gpus, free_port, quiet_environment, running_host, wait_until
 from tiny_inputs import write_tiny_inputs
 
 from alto_core.queue_states import QueueState, StopRequest
@@ -41,6 +39,7 @@ HOSTS = ("left", "right")
 LEASE_SECONDS = 30
 GPUS = (1, 2, 1, 2, 1, 1, 2)
 """Of the tasks that are submitted at the beginning; one more comes late."""
+PACKAGES = ("prefect", "ortools", "sqlmodel", "torch")
 LOOK_SECONDS = 2.0
 """What the watch may be late in seeing that a process is gone."""
 
@@ -93,16 +92,8 @@ class Watch(threading.Thread):
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="alto-cluster-", ignore_cleanup_errors=True) as folder:
-        home = str(Path(folder) / "home")
-        os.environ |= {
-            "ALTO_HOME": home,
-            "ALTO_DEVICE": "cpu",
-            "ALTO_LEASE_SECONDS": str(LEASE_SECONDS),
-            "OMP_NUM_THREADS": "1",
-            "PREFECT_LOGGING_LEVEL": "WARNING",
-            "MLFLOW_LOGGING_LEVEL": "WARNING",
-            "HF_HUB_OFFLINE": "1",
-        }
+        os.environ |= quiet_environment(Path(folder) / "home", lease_seconds=LEASE_SECONDS)
+        os.environ |= {"ALTO_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
         if KIND == "sqlite":
             os.environ.pop("ALTO_STORE_URL", None)
         elif not os.environ.get("ALTO_STORE_URL", "").startswith("postgresql"):
@@ -113,7 +104,7 @@ def main() -> None:
 class Story:
     def __init__(self, folder: Path):
         self.folder = folder
-        self.ports = (_free_port(), _free_port())
+        self.ports = (free_port(), free_port())
         self.started = time.monotonic()
         self.rows: list[tuple[str, str]] = []
 
@@ -132,15 +123,15 @@ class Story:
                     entries = queue.entries(QueueState.RUNNING)
                     return [e.task_id for e in entries if host in (None, e.host_id)]
 
-                _wait("two runs", lambda: len(running()) >= 2)
+                wait_until("two runs", lambda: len(running()) >= 2)
                 killed = queue.entry(running()[0])
                 assert killed.process_id
                 os.kill(killed.process_id, signal.SIGKILL)
                 self.note("killed", f"{killed.task_id} on {killed.host_id}")
-                _wait("the killed task to run again", lambda: queue.entry(killed.task_id).attempt > killed.attempt)
+                wait_until("the killed task to run again", lambda: queue.entry(killed.task_id).attempt > killed.attempt)
                 self.note("dispatched again", killed.task_id)
 
-                _wait("another run", lambda: any(task_id != killed.task_id for task_id in running()))
+                wait_until("another run", lambda: any(task_id != killed.task_id for task_id in running()))
                 cancelled = next(task_id for task_id in running() if task_id != killed.task_id)
                 seconds = self.cancel(cancelled)
                 self.note("cancelled", f"{cancelled} in {seconds:.1f} s")
@@ -148,18 +139,18 @@ class Story:
                 late = self.submit(1, priority="urgent")
                 self.note("came late", late)
 
-                _wait("a run on the right host", lambda: bool(running("right")))
+                wait_until("a run on the right host", lambda: bool(running("right")))
                 lost = running("right")
                 right.kill()
                 self.note("host lost", f"right, with {', '.join(lost)}")
-                _wait("the loss to be seen", lambda: any(h.is_lost for h in fleet.hosts()))
-                _wait("its tasks to be taken back", lambda: not set(running("right")))
+                wait_until("the loss to be seen", lambda: any(h.is_lost for h in fleet.hosts()))
+                wait_until("its tasks to be taken back", lambda: not set(running("right")))
                 self.note("taken back", ", ".join(lost))
             with self.host("right"):
                 self.note("host back", "right")
                 everyone = [*task_ids, late]
-                _wait("all ends", lambda: all(store.task(t).state.is_end for t in everyone), seconds=1500)
-                _wait("all GPUs free", lambda: not queue.entries(QueueState.CLAIMED, QueueState.RUNNING))
+                wait_until("all ends", lambda: all(store.task(t).state.is_end for t in everyone), seconds=1500)
+                wait_until("all GPUs free", lambda: not queue.entries(QueueState.CLAIMED, QueueState.RUNNING))
                 time.sleep(10)  # for the last processes to exit
                 holders = [holder for host in fleet.hosts() for holder in host.holders.values() if holder]
                 states = {task_id: str(store.task(task_id).state) for task_id in everyone}
@@ -178,25 +169,9 @@ class Story:
         record_bar("cluster.double_dispatches", len(doubles), target="= 0", packages=PACKAGES, command=COMMAND)
         self.write(len(doubles), seconds)
 
-    @contextmanager
-    def host(self, name: str) -> Iterator[HostProcess]:
-        command = [
-            sys.executable,
-            "-c",
-            "from flows.cli.app import main; main()",
-            "up",
-            "--host",
-            name,
-            "--gpus",
-            "0,1",
-        ]
-        command += ["--mlflow-port", str(self.ports[0]), "--prefect-port", str(self.ports[1])]
-        process = HostProcess(command, self.folder / f"{name}-{time.monotonic():.0f}.log")
-        try:
-            _wait(f"host {name}", lambda: "GPUs ready" in process.log.read_text(), watched=process)
-            yield process
-        finally:
-            process.stop()
+    def host(self, name: str) -> AbstractContextManager[HostProcess]:
+        log = self.folder / f"{name}-{time.monotonic():.0f}.log"
+        return running_host(name, gpus=(0, 1), ports=self.ports, log=log)
 
     def submit(self, num_gpus: int, *, priority: str) -> str:
         from flows.cli.submit import run_submit
@@ -246,37 +221,6 @@ class Story:
             writer.writerows([*before, *rows])
 
 
-PACKAGES = ("prefect", "ortools", "sqlmodel", "torch")
-
-
-class HostProcess:
-    """An `alto up`."""
-
-    def __init__(self, command: list[str], log: Path):
-        self.log = log
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def kill(self) -> None:
-        """As if the machine had lost its power: everything at once, runs included."""
-        family = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
-        for member in family:
-            member.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        if not self.has_ended:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(120)
-
-    def wait(self) -> None:
-        self._process.wait(120)
-
-
 def _double_claims(queue: Queue) -> list[str]:
     """Claims of a GPU or a task that was not released before, by the queue's own log."""
     held: dict[str, tuple[str, ...]] = {}
@@ -285,7 +229,7 @@ def _double_claims(queue: Queue) -> list[str]:
     begun: dict[str, int] = defaultdict(int)
     for event in queue.events():
         if event.kind == "claimed":
-            gpus = tuple(f"{event.host_id}:{g}" for g in event.text.split(" of ")[0].removeprefix("GPU ").split(", "))
+            gpus = tuple(f"{event.host_id}:{gpu}" for gpu in claimed_gpus(event))
             found += [f"{gpu} claimed by {event.task_id} and {taken[gpu]}" for gpu in gpus if gpu in taken]
             if event.task_id in held:
                 found.append(f"{event.task_id} claimed twice")
@@ -300,22 +244,6 @@ def _double_claims(queue: Queue) -> list[str]:
             for gpu in held.pop(event.task_id, ()):
                 taken.pop(gpu, None)
     return found
-
-
-def _wait(what: str, is_so: Callable[[], bool], *, seconds: float = 600, watched: HostProcess | None = None) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if watched is not None and watched.has_ended:
-            sys.exit(f"{what}: alto up ended:\n{watched.log.read_text()}")
-        if time.monotonic() > deadline:
-            sys.exit(f"waited {seconds:.0f} s for {what}")
-        time.sleep(0.3)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ TARGETS = {
     "ap.over_fsdp_b4": ">= 3",
     "ap.over_fsdp_b8": ">= 1.4",
     "ap.replicated_scaling": ">= 1.95",
+    "cluster8.all_over_b": ">= 5.2",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,6 @@ import pytest
 
 from alto_core.curve_files import read_recording
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 pytestmark = pytest.mark.slow
 
 
@@ -23,13 +21,6 @@ def data(tmp_path: Path) -> Path:
     for split, first, count in (("train", 0, 24), ("validation", 24, 8), ("test", 32, 8)):
         (tmp_path / f"letters.{split}.jsonl").write_text("\n".join(map(json.dumps, rows[first : first + count])))
     return tmp_path
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Imports a script of benchmarks/ as it imports its neighbours."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
