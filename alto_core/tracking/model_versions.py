@@ -35,7 +35,7 @@ def create_version(
         "create a logged model",
         client.create_logged_model,
         experiment_id,
-        name=name,
+        name=_logged_name(name),
         source_run_id=run_id,
         model_type="lora",
     )
@@ -66,9 +66,15 @@ def remove_leftovers(connection: Connection, *, name: str, experiment_id: str, r
         TrackingError: MLflow refused.
     """
     client, call = connection.client, connection.call
-    for model in call("find logged models", client.search_logged_models, [experiment_id], f"name = '{name}'"):
+    wanted = f"name = '{_logged_name(name)}'"
+    for model in call("find logged models", client.search_logged_models, [experiment_id], wanted):
         if model.source_run_id == run_id:
             call("remove a half-made logged model", client.delete_logged_model, model.model_id)
+
+
+def _logged_name(name: str) -> str:
+    """MLflow takes a dot in the name of a registered model, and refuses it in that of a logged one."""
+    return name.replace(".", "-")
 
 
 def _create_registered_model(connection: Connection, name: str, owner: str | None) -> None:

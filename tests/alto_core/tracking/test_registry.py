@@ -55,6 +55,12 @@ def test_what_a_killed_registration_left_behind_is_removed(
     assert states == [(False, "PENDING"), (True, "READY")]
 
 
+def test_a_name_may_have_a_dot(registry: Registry, open_runs: Any, adapter: Path) -> None:
+    runs, (a,) = open_runs(1)
+    assert register(runs, a, adapter, name="llama-3.1-8b").version == 1
+    assert registry.find("llama-3.1-8b", "champion").version == 1
+
+
 def test_packages_that_only_serving_needs_are_missed_in_silence(
     adapter: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
