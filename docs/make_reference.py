@@ -26,7 +26,9 @@ from alto_core.tracking import description
 from flows.cli.app import app
 
 DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 STEPS = DOCS.parent / "benchmarks" / "results" / "step.csv"
+BARS = STEPS.with_name("bars.csv")
 WRONG_FILES = STEPS.with_name("wrong_files.csv")
 PART = re.compile(r"(?<=<!-- made by docs/make_reference\.py: )([a-z-]+)( -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
@@ -63,6 +65,26 @@ def wrong_files() -> str:
     said = [row["says"].removeprefix("alto: ").replace("|", "\\|").replace("*", "\\*") for row in rows]
     lines = [f"| {row['case']} | {what} |\n" for row, what in zip(rows, said, strict=True)]
     return f"| wrong | what is said |\n| --- | --- |\n{''.join(lines)}"
+
+
+def comparison() -> str:
+    """How many times as fast a joint step is as what people use today, by rows of a job, from the measured bars."""
+    with BARS.open(encoding="utf-8", newline="") as file:
+        bars = {row["bar"]: row for row in csv.DictReader(file)}
+    one_gpu, two_gpus = "32 jobs, Llama 1B shape, one H200", "8 jobs, Qwen 32B shape, two H200"
+    lines = []
+    for what, where, bar in (
+        ("PEFT, one adapter after the other", one_gpu, "engine.over_peft_eager"),
+        ("the same from a CUDA graph", one_gpu, "engine.over_peft_graph"),
+        ("FSDP2, one adapter after the other", two_gpus, "ap.over_fsdp"),
+        ("the same with compiled layers", two_gpus, "ap.over_fsdp_fast"),
+    ):
+        measured = [bars.get(f"{bar}_b{rows}") for rows in (1, 2, 4, 8)]
+        times = " | ".join(f"{float(row['value']):.1f} x" if row else "" for row in measured)
+        script = next(row["command"] for row in measured if row).split(" --")[0]
+        lines.append(f"| {what} | {where} | {times} | `{script}` |\n")
+    head = "instead of ALTO | a training step of | 1 row a job | 2 rows | 4 rows | 8 rows | measured by"
+    return f"| {head} |\n|{' --- |' * 7}\n{''.join(lines)}"
 
 
 def telemetry() -> str:
@@ -139,6 +161,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "telemetry": telemetry,
     "mlflow-names": mlflow_names,
     "step-costs": step_costs,
+    "comparison": comparison,
     "wrong-files": wrong_files,
 }
 
@@ -208,7 +231,7 @@ def _text(text: str) -> str:
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every page that has made parts, and what it should hold."""
-    for file in sorted(DOCS.glob("*.md")):
+    for file in (README, *sorted(DOCS.glob("*.md"))):
         page = file.read_text(encoding="utf-8")
         if PART.search(page):
             yield file, with_parts(page)

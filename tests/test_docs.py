@@ -66,6 +66,7 @@ def test_the_made_parts_of_all_pages_are_as_the_code_has_them() -> None:
     module = make_reference()
     made = dict(module.pages())
     assert {file.name for file in made} == {
+        "README.md",
         "cli.md",
         "limits.md",
         "newcomer.md",
