@@ -235,9 +235,11 @@ def train_and_register(task: TuningTask, steps: int) -> int:
 def living_tensor_bytes() -> Callable[[], int]:
     """Counts the memory of the living tensors on the CPU. Not beside busy threads: see `allocated_bytes`."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor  # torch.compile keeps some, which have no memory
 
     def count() -> int:
         tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        tensors = [tensor for tensor in tensors if not issubclass(type(tensor), FakeTensor)]
         plain = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
         storages = [tensor.untyped_storage() for tensor in plain]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -13,7 +13,7 @@ from benchmarks.kernel_bars import TARGETS
 
 
 def test_rows_are_kept_as_they_come_and_ratios_are_of_useful_tokens(tmp_path: Path) -> None:
-    plan = Plan("tiny", "cpu", 2, (), tmp_path, tmp_path / "meeting", 0.0)
+    plan = Plan("32b", "cpu", 2, 4096, (), tmp_path, tmp_path / "meeting", 0.0)
     measured = {
         ("ours", 1): 1.0,
         ("FSDP", 1): 4.0,
@@ -43,4 +43,6 @@ def test_rows_are_kept_as_they_come_and_ratios_are_of_useful_tokens(tmp_path: Pa
     assert found.keys() <= TARGETS.keys()
     with (tmp_path / "adapter_parallel.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 10 and bars(rows[:1], 2) == {}
+    assert len(rows) == 10 and bars(rows[:1], "32b", 2) == {}
+    others = bars(rows, "70b", 2)
+    assert not others, "rows of another shape"

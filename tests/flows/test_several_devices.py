@@ -47,7 +47,7 @@ def test_a_task_that_lost_a_rank_goes_on_on_fewer_and_ends_as_on_one_device(
     assert "rank 1 of 4 (cpu) was lost" in [e.text for e in store.events(task_id) if e.kind == "error"][-1]
     assert any("4 ranks, each with a part" in e.text for e in store.events(task_id) if e.kind == "ranks")
 
-    monkeypatch.setattr("alto_core.workspace.pick_devices", lambda wanted, at_most: ("cpu", "cpu"))
+    monkeypatch.setattr("alto_core.device.pick_devices", lambda wanted, at_most: ("cpu", "cpu"))
     result = resume(task_id)
 
     warnings = [e.text for e in store.events(task_id) if e.kind == "warning"]
