@@ -22,15 +22,18 @@ class JobRows:
         self._rows, self._seed = rows, seed
         self._mean_tokens = sum(len(row.token_ids) for row in rows) / len(rows)
 
-    def of_step(self, job: LoraJob, steps_made: int) -> tuple[TokenRow, ...]:
-        """Rows of the step that follows so many."""
-        indices = rows_of_step(
+    def numbers(self, job: LoraJob, steps_made: int) -> tuple[int, ...]:
+        """Of the rows of the step that follows so many."""
+        return rows_of_step(
             step=steps_made + 1,
             num_train_rows=len(self._rows),
             rows_per_update=job.rows_per_update,
             seed=self._seed,
         )
-        return tuple(self._rows[i] for i in indices)
+
+    def of_step(self, job: LoraJob, steps_made: int) -> tuple[TokenRow, ...]:
+        """Rows of the step that follows so many."""
+        return tuple(self._rows[i] for i in self.numbers(job, steps_made))
 
     def size(self, job: LoraJob, steps_made: int) -> JobSize:
         """The room that the job takes among others, with the rows of its next step."""

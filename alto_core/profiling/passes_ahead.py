@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from alto_core.budget import rows_of_step
 from alto_core.data.packing import packed_tokens
 from alto_core.data.rows import PairRow, TaskData, TokenRow
 from alto_core.domain import LoraJob
@@ -20,6 +19,7 @@ from alto_core.engine.capture_choice import CaptureChoice, PassKind
 from alto_core.engine.pass_inputs import PassShape
 from alto_core.engine.step import even_passes, micro_steps
 from alto_core.engine.validation import evaluation_passes, evaluation_tokens
+from alto_core.job_rows import JobRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ class EngineAhead:
         num_parameters: int,
         captures: bool,
     ):
-        self._jobs, self._data_seed, self._max_tokens = jobs, data_seed, max_pass_tokens
+        self._jobs, self._max_tokens = jobs, max_pass_tokens
+        self._job_rows = JobRows(data.train.rows, data_seed)
         self._train = [_RowSize.of(row) for row in data.train.rows]
         self._validation_rows = data.validation.rows
         self._validation = [_RowSize.of(row) for row in data.validation.rows]
@@ -101,13 +102,7 @@ class EngineAhead:
         return PassAhead(kind=kind, tokens=choice.shape.tokens, must_capture=choice.must_capture)
 
     def _rows(self, job: LoraJob, steps_made: int) -> list[_RowSize]:
-        indices = rows_of_step(
-            step=steps_made + 1,
-            num_train_rows=len(self._train),
-            rows_per_update=job.rows_per_update,
-            seed=self._data_seed,
-        )
-        return [self._train[i] for i in indices]
+        return [self._train[i] for i in self._job_rows.numbers(job, steps_made)]
 
     def _shapes_of_evaluation(self, num_jobs: int) -> tuple[PassShape, ...]:
         shapes = []
