@@ -37,6 +37,10 @@ PARTS = ("ours", "fsdp", "tensor", "replicated", "exposed", "pipeline", "compile
 COLUMNS = ("row", "shape", "ranks", "method", "batch", "ms", "tokens_per_second", "peak_gib")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 REPEATS = {"cuda": 5, "cpu": 1}
+TINY_4 = (512, 64, 128, 4, 8, 4)
+"""Sizes of a model that four ranks can divide, to try it on a CPU."""
+SHAPES = {"tiny": ("qwen2.5-32b", TINY_4), "32b": ("qwen2.5-32b", None), "70b": ("llama-3.1-70b", None)}
+"""Names in `random_models`, and other sizes."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +62,10 @@ class Plan:
 
 def model_config(shape: str, layers: float = 1.0) -> Any:
     """Of the sharded comparison, or of a share of its layers; `tiny` for a CPU."""
-    from transformers import LlamaConfig, Qwen2Config
+    from random_models import model_config
 
-    make, vocabulary, hidden, intermediate, depth, heads, kv_heads = {
-        "tiny": (Qwen2Config, 512, 64, 128, 4, 8, 4),
-        "32b": (Qwen2Config, 152064, 5120, 27648, 64, 40, 8),
-        "70b": (LlamaConfig, 128256, 8192, 28672, 80, 64, 8),
-    }[shape]
-    return make(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=round(depth * layers),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=False,
-        max_position_embeddings=8192,
-    )
+    name, sizes = SHAPES[shape]
+    return model_config(name, sizes=sizes, depth=layers)
 
 
 def build(
@@ -335,6 +326,8 @@ def run_rank(rank: int, plan: Plan, part: str) -> None:
 
 def measure_replicated(plan: Plan) -> None:
     """The same jobs on one device, and as many again on each other one, through the processes that a task uses."""
+    from random_models import write_random_model
+
     from alto_core.config import ModelSection
     from alto_core.domain import JobBudget
     from alto_core.engine.adapter_parallel import ParallelEngine
@@ -344,7 +337,7 @@ def measure_replicated(plan: Plan) -> None:
     in_memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=in_memory if on_gpu and in_memory.is_dir() else None))
     try:
-        _save_random_llama(folder, tiny=plan.shape == "tiny", device="cuda:0" if on_gpu else "cpu")
+        write_random_model(folder, "llama-3.1-8b", tiny=plan.shape == "tiny")
         budget = JobBudget(total_steps=10**6, warmup_steps=1, eval_steps=(10**6,))
         batch, per_rank = 1, NUM_JOBS if plan.shape == "tiny" else 2 * NUM_JOBS
         for num_ranks in (1, plan.num_ranks):
@@ -376,35 +369,6 @@ def measure_replicated(plan: Plan) -> None:
             save(plan, f"replicated, {num_ranks} ranks", batch, len(jobs) * batch * LENGTH, seconds, 0.0)
     finally:
         shutil.rmtree(folder)
-
-
-def _save_random_llama(folder: Path, *, tiny: bool, device: str) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.initialization import no_init_weights
-
-    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
-    if tiny:
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(
-        vocab_size=512 if tiny else 128256,
-        num_key_value_heads=sizes["num_attention_heads"] // (1 if tiny else 4),
-        tie_word_embeddings=False,
-        **sizes,
-    )
-    torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)
-    with torch.device(device), no_init_weights():
-        model = LlamaForCausalLM(config)
-    torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(1.0) if "norm" in name else parameter.normal_(std=0.02)
-    model.save_pretrained(folder)
-    del model
-    gc.collect()
-    if device != "cpu":
-        torch.cuda.empty_cache()
 
 
 def save(plan: Plan, method: str, batch: int, tokens: int, seconds: float, peak: float) -> None:

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -39,10 +39,15 @@ TINY = (512, 32, 64, 2, 4, 2)
 """What replaces all but the kind of a shape, to try it on a CPU."""
 
 
-def model_config(name: str, *, tiny: bool, depth: float = 1.0) -> Any:
-    """The transformers configuration of a shape, with all of its layers or a share of them."""
-    make, *sizes = SHAPES[name]
-    vocabulary, hidden, intermediate, layers, heads, kv_heads = TINY if tiny else sizes
+def model_config(name: str, *, sizes: Sequence[int] | None = None, depth: float = 1.0) -> Any:
+    """The transformers configuration of a shape, with all of its layers or a share of them; or of its kind alone.
+
+    Args:
+        sizes: other than the shape's, in the order of `SHAPES`.
+        depth: share of the layers.
+    """
+    make, *own = SHAPES[name]
+    vocabulary, hidden, intermediate, layers, heads, kv_heads = sizes or own
     return make(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -67,7 +72,7 @@ def write_random_model(folder: Path, name: str, *, tiny: bool, depth: float = 1.
     """
     if (folder / "model.safetensors.index.json").exists():
         return folder
-    config = model_config(name, tiny=tiny, depth=depth)
+    config = model_config(name, sizes=TINY if tiny else None, depth=depth)
     with torch.device("meta"):
         tensors = AutoModelForCausalLM.from_config(config).state_dict()
     shutil.rmtree(folder, ignore_errors=True)

@@ -120,7 +120,7 @@ def test_a_random_model_loads_whole_and_no_two_layers_are_alike(script, tmp_path
     import torch
     from transformers import AutoModelForCausalLM
 
-    assert script("random_models").model_config("qwen2.5-32b", tiny=False, depth=0.25).num_hidden_layers == 16
+    assert script("random_models").model_config("qwen2.5-32b", depth=0.25).num_hidden_layers == 16
     write = script("random_models").write_random_model
     folder = write(tmp_path / "model", "qwen2.5-7b", tiny=True)
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
