@@ -101,3 +101,8 @@ class OwnerError(AltoError):
     """Who asks may not change this: it belongs to someone else."""
 
     exit_code = 8
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, without further lines and the full stop; its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

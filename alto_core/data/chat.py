@@ -17,6 +17,7 @@ import jinja2
 from alto_core.data.formats import Chat, Turn
 from alto_core.data.report import Reason, UnusableRowError, excerpt
 from alto_core.data.text_encoder import MarkedText, TextEncoder
+from alto_core.errors import first_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ def _render(tokenizer: Any, turns: Sequence[Turn], *, generation: bool) -> str:
     try:
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
     except (jinja2.TemplateError, TypeError, ValueError) as error:
-        finding = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        finding = first_line(error)
         raise UnusableRowError(Reason.TEMPLATE_REFUSED, excerpt(finding)) from None
     assert isinstance(rendered, str)
     return rendered

@@ -15,7 +15,7 @@ from alto_core.data.json_rows import read_json_rows
 from alto_core.data.report import Reason, UnusableRowError
 from alto_core.data.row_source import SourceRow
 from alto_core.data.utf8 import read_utf8
-from alto_core.errors import DataError
+from alto_core.errors import DataError, first_line
 from alto_core.hub import go_offline_without_hub
 
 FILE_ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
@@ -134,7 +134,7 @@ def _parquet_rows(path: Path) -> Iterator[SourceRow]:
                     number += 1
                     yield SourceRow(origin=f"{path.name} row {number}", content=content)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as parquet: {_first_line(error)}. Write the file again.") from None
+        raise DataError(f"{path}: cannot be read as parquet: {first_line(error)}. Write the file again.") from None
 
 
 def _hub_rows(source: str, *, subset: str | None, split: str, limit: int | None) -> Iterator[SourceRow]:
@@ -150,11 +150,11 @@ def _hub_rows(source: str, *, subset: str | None, split: str, limit: int | None)
     except (OSError, ValueError, DatasetsError) as error:
         if is_folder:
             raise DataError(
-                f"folder {name}, split {split}: cannot be loaded as a data set: {_first_line(error)}. "
+                f"folder {name}, split {split}: cannot be loaded as a data set: {first_line(error)}. "
                 f"Check subset and split, or name a file in it that ends in {', '.join(FILE_ENDINGS)}."
             ) from None
         raise DataError(
-            f"hub data set {name}, split {split}: cannot be loaded: {is_away or _first_line(error)}. Check the name, "
+            f"hub data set {name}, split {split}: cannot be loaded: {is_away or first_line(error)}. Check the name, "
             "subset and split. A file or folder of that name is not there either; relative ones start at the task "
             "file's folder."
         ) from None
@@ -164,7 +164,3 @@ def _hub_rows(source: str, *, subset: str | None, split: str, limit: int | None)
         chunk = dataset.select(range(start, min(start + ROWS_PER_READ, stop)))
         for number, content in enumerate(chunk.to_list(), start=start + 1):
             yield SourceRow(origin=f"{name}[{split}] row {number}", content=content)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

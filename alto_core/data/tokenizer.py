@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from alto_core.config import ModelSection
-from alto_core.errors import ModelError
+from alto_core.errors import ModelError, first_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def _load(auto_class: Any, model: ModelSection, what: str) -> Any:
             model.name, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
-        finding = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        finding = first_line(error)
         if what == "tokenizer" and Path(model.name).is_dir() and not (Path(model.name) / "tokenizer.json").is_file():
             finding = "the folder holds no tokenizer.json"
         raise ModelError(
