@@ -21,6 +21,11 @@ def model_config(name: str) -> Any:
             hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
             num_key_value_heads=8, head_dim=64, tie_word_embeddings=True, **common,
         )  # fmt: skip
+    if name == "135m":
+        return LlamaConfig(
+            hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+            num_key_value_heads=3, tie_word_embeddings=True, **{**common, "vocab_size": 49152},
+        )  # fmt: skip
     return LlamaConfig(
         hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
         **common,
