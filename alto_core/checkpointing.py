@@ -6,6 +6,7 @@ them, so that a cut never names what is not on disk.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -17,15 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alto_core.cuts import Cut, CutLog
+from alto_core.device import host_bytes
 from alto_core.engine.checkpoint import JobSnapshot, write_snapshot
 from alto_core.engine.state_folders import fault_of_state, prune
 
 MAX_HELD_SHARE = 0.01
 """Share of the time that steps may be held up by cuts; where copying takes longer, they come less often."""
-MAX_WAITING_BYTES = 2**30
-"""Host memory of states of leaving jobs that wait to be written; a job that would exceed it waits."""
-
 logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def max_waiting_bytes() -> int:
+    """Host memory of states of leaving jobs that wait to be written: an eighth, and 1 to 8 GiB. Beyond, jobs wait."""
+    return min(max(host_bytes() // 8, 2**30), 2**33)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,7 @@ class Checkpointer:
             take: copies the state; called at once.
         """
         with self._holding(), self._changed:
-            self._changed.wait_for(lambda: self._waiting_bytes() < MAX_WAITING_BYTES)
+            self._changed.wait_for(lambda: self._waiting_bytes() < max_waiting_bytes())
             self._put(_State(folder=folder, snapshot=take()))
 
     def cut(self, cut: Cut, states: Mapping[Path, Callable[[], JobSnapshot]]) -> None:

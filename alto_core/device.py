@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 import psutil
 import torch
 
 from alto_core.errors import TaskFileError
+
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where Linux tells a container's memory, in the second and the first version of its control groups."""
 
 
 def pick_device(wanted: str | None) -> str:
@@ -52,6 +58,15 @@ def free_bytes(device: torch.device) -> int:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     return int(psutil.virtual_memory().available)
+
+
+def host_bytes() -> int:
+    """Memory of the machine, or what the container that this process runs in may use of it."""
+    limits = [psutil.virtual_memory().total]
+    for file in CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # no such file; the word "max"
+            limits.append(int(Path(file).read_text(encoding="ascii")))
+    return min(limits)
 
 
 def gpus_of_this_machine() -> tuple[tuple[int, ...], int]:

@@ -6,7 +6,7 @@
 Random bfloat16 weights of the SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B shapes, LoRA of ranks 16/32/64 on all seven
 projections, rows of 192 random tokens with labels on the last 132. A step is forward, backward, clipping and AdamW of
 every job on float32 adapters, with the packing of its rows and their way to the device. "share" is 4 x parameters x
-tokens, the frozen backbone's useful work, over the step's time and the card's matmul rate, measured in the same process.
+tokens, the frozen backbone's useful work, over the step's time and the card's matmul rate, both of one process.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ PLANS = {
     "1b_1": ("1b", 1, 1),
     "1b_4": ("1b", 4, 1),
     "1b_lengths": ("1b", 32, 1),
+    "1b_1x32": ("1b", 1, 32),
+    "135m_1": ("135m", 1, 1),
     "135m_15x1": ("135m", 15, 1),
-    "135m_15x4": ("135m", 15, 4),
     "135m_60x1": ("135m", 60, 1),
+    "135m_1x60": ("135m", 1, 60),
 }
 """Model, jobs, rows per job."""
 COLUMNS = ("row", "model", "jobs", "batch", "tokens", "method", "ms_min", "ms", "ms_max", "share", "peak_gib")

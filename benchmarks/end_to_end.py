@@ -150,11 +150,11 @@ def _seconds(call: Any, *, warm: int, count: int) -> float:
     return statistics.median(times)
 
 
-def measure(model: Path, rows: Path, out: Path, *, limit: int, jobs: Mapping[str, Any]) -> None:
-    """Both runs and the comparison; what is there is written down after each."""
+def measure(model: Path, rows: Path, out: Path, *, presets: Sequence[str], limit: int, jobs: Mapping[str, Any]) -> None:
+    """The runs and the comparison; what is there is written down after each."""
     out.mkdir(parents=True, exist_ok=True)
     table, results = [], {}
-    for preset in (FIRST, "none", "guarded"):
+    for preset in (FIRST, *presets):
         num_rows = min(limit, FIRST_ROWS) if preset == FIRST else limit
         result = run_task(write_task(out, model, rows, preset, num_rows, jobs), out)
         results[preset] = result
@@ -166,8 +166,10 @@ def measure(model: Path, rows: Path, out: Path, *, limit: int, jobs: Mapping[str
         )  # fmt: skip
         _write(out, table, results, None)
         print(*table[-1], flush=True)
-    per_batch = peft_seconds(out / "sixty-jobs-none.yaml")
-    num_jobs = {b: len(results["none"]["leaderboard"]) // len(BATCH_SIZES) for b in BATCH_SIZES}
+    if "guarded" not in results:
+        return
+    per_batch = peft_seconds(out / "sixty-jobs-guarded.yaml")
+    num_jobs = {b: len(results["guarded"]["leaderboard"]) // len(BATCH_SIZES) for b in BATCH_SIZES}
     total = sum(
         num_jobs[b] * (EPOCHS * (limit // b) * update + EVALUATIONS * evaluation)
         for b, (update, evaluation) in per_batch.items()
@@ -208,6 +210,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path, nargs="?")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--presets", nargs="+", choices=("none", "guarded"), default=("none", "guarded"))
     parser.add_argument("--limit", type=int, default=TRAIN_ROWS, help="training rows, for a try")
     parser.add_argument("--jobs", type=json.loads, default={}, help="JSON that replaces parts of the search space")
     options = parser.parse_args()
@@ -217,7 +220,7 @@ def main() -> None:
         command = "python benchmarks/end_to_end.py MODEL_FOLDER ROWS.jsonl --out FOLDER"
         merge(options.record, "end_to_end", command)
         return
-    measure(options.model, options.rows, options.out, limit=options.limit, jobs=options.jobs)
+    measure(options.model, options.rows, options.out, presets=options.presets, limit=options.limit, jobs=options.jobs)
 
 
 if __name__ == "__main__":

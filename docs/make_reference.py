@@ -27,6 +27,8 @@ from flows.cli.app import app
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
+MODEL_NAMES = {"135m": "SmolLM2 135M", "1b": "Llama 1B", "8b": "Llama 8B"}
+"""As benchmarks/bench_step.py calls their shapes."""
 STEPS = DOCS.parent / "benchmarks" / "results" / "step.csv"
 BARS = STEPS.with_name("bars.csv")
 WRONG_FILES = STEPS.with_name("wrong_files.csv")
@@ -141,11 +143,11 @@ def step_costs() -> str:
     per_token = {row["row"]: float(row["ms"]) / int(row["tokens"]) for row in ours}
     one_job = {row["model"]: per_token[row["row"]] for row in ours if row["jobs"] == row["batch"] == "1"}
     lines = (
-        f"| Llama {row['model'].upper()} | {row['jobs']} x {row['batch']} | {int(row['tokens']):,} | "
+        f"| {MODEL_NAMES[row['model']]} | {row['jobs']} x {row['batch']} | {int(row['tokens']):,} | "
         f"{float(row['ms']):.1f} | {1000 * per_token[row['row']]:.1f} | "
         f"{one_job[row['model']] / per_token[row['row']]:.2f} | "
         f"{float(row['ms']) / backbones[row['row']]:.2f} | {float(row['peak_gib']):.1f} |\n"
-        for row in sorted(ours, key=lambda row: (row["model"], int(row["tokens"])))
+        for row in sorted(ours, key=lambda row: ([*MODEL_NAMES].index(row["model"]), int(row["tokens"])))
     )
     head = (
         "model | jobs x rows | tokens | ms a step | ms per 1,000 tokens | gain over one job | "

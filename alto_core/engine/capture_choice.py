@@ -1,13 +1,14 @@
 """Which captured pass runs a pass of some shape, and when another one is worth a capture.
 
-Passes are captured by bucket of token counts. A capture takes a second or two, so a pass is filled up to a larger
-captured one until that has cost about as much as a capture. The choice knows shapes alone and holds no graph, so the
-same choices can be played through before a task runs.
+Passes are captured by bucket of token counts. A capture takes a good part of a second, so passes are filled up to a
+larger captured one until a capture would have paid for itself, and then the bucket is captured that would have saved
+most. The choice knows shapes alone and holds no graph, so the same choices can be played through before a task runs.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,8 +16,12 @@ from alto_core.engine.pass_inputs import PassShape
 
 MAX_GRAPHS = 24
 """Captured passes that are kept; the one that was used longest ago goes first."""
-CAPTURE_FLOPS = 4e14
-"""What a GPU could have computed while a pass is captured: some 1.5 seconds of training."""
+CAPTURE_SECONDS = 0.6
+"""What a capture takes, about: 0.3 to 1 as models go."""
+FLOPS = 5e14
+"""At which a GPU trains, about, where the model's products are what takes the time."""
+NARROW_TOKEN_SECONDS = 2.5e-6
+"""What a trained token takes beside the products; most of its time in a narrow model."""
 FREE_SEGMENTS = 64
 """Up to so many a pass has room for a segment of every slot."""
 ROW_STEP = 64
@@ -63,18 +68,17 @@ class CaptureChoice:
 
     def __init__(self, *, num_parameters: int, num_slots: int, max_lora_rank: int, max_row_tokens: int):
         self._num_slots, self._max_lora_rank, self._longest_row = num_slots, max_lora_rank, max_row_tokens
-        self._capture_tokens = CAPTURE_FLOPS / (4 * num_parameters)
-        """As many tokens are trained in the time of a capture."""
+        self._capture_tokens = capture_tokens(num_parameters)
         self._shapes: dict[PassKey, PassShape] = {}
         """Of captured passes, in the order of their last use."""
-        self._filled: dict[PassKey, int] = {}
-        """Tokens that filled passes of a bucket up to those of a larger captured one."""
+        self._filled: dict[PassKey, Counter[int]] = {}
+        """Passes that were filled up to a captured one, by bucket, as far as they are still its own."""
 
     def choose(self, kind: PassKind, needed: PassShape, *, has_sides: bool = False) -> Choice:
         """The captured pass for the needed shape. One that must be captured counts as captured from now on."""
         key = (kind, bucket(needed.tokens), needed.has_dropout, has_sides, needed.lowest_layer)
         chosen = self._fitting(key, needed)
-        if chosen is not None and (chosen == key or self._is_cheaper_than_capture(key, chosen)):
+        if chosen is not None and (chosen == key or not self._is_worth_a_capture(key, chosen)):
             shape = self._shapes.pop(chosen)
             self._shapes[chosen] = shape  # last in the order of use
             return Choice(key=chosen, shape=shape, must_capture=False)
@@ -83,14 +87,15 @@ class CaptureChoice:
             forgotten.append(key)
         if len(self._shapes) >= MAX_GRAPHS:
             oldest = next(iter(self._shapes))
-            del self._shapes[oldest]
+            self.forget(oldest)
             forgotten.append(oldest)
         shape = self._shapes[key] = self._roomy(needed, too_small)
         return Choice(key=key, shape=shape, must_capture=True, forgotten=tuple(forgotten))
 
     def forget(self, key: PassKey) -> None:
-        """It was not captured after all."""
+        """It was not captured after all, or is not kept any more."""
         del self._shapes[key]
+        self._filled.pop(key, None)
 
     def clear(self) -> None:
         """Nothing is captured any more."""
@@ -108,13 +113,22 @@ class CaptureChoice:
         ]
         return min(fitting, key=lambda other: other[1], default=None)
 
-    def _is_cheaper_than_capture(self, key: PassKey, chosen: PassKey) -> bool:
-        """Whether all that was filled up for want of a pass of this bucket costs less than to capture one.
+    def _is_worth_a_capture(self, key: PassKey, chosen: PassKey) -> bool:
+        """Whether a captured pass of this bucket would have paid for itself, and no other would have saved more.
 
         A rule over token counts, not over measured times: the same task makes the same choices again.
         """
-        self._filled[key] = self._filled.get(key, 0) + chosen[1] - key[1]
-        return self._filled[key] <= self._capture_tokens
+        filled = self._filled.setdefault(chosen, Counter())
+        filled[key[1]] += 1
+        saved = {
+            tokens: (chosen[1] - tokens) * sum(count for other, count in filled.items() if other <= tokens)
+            for tokens in filled
+        }
+        if saved[key[1]] < max(self._capture_tokens, *saved.values()):
+            return False
+        for tokens in [tokens for tokens in filled if tokens <= key[1]]:
+            del filled[tokens]  # they go to the new one from now on
+        return True
 
     def _roomy(self, needed: PassShape, earlier: PassShape | None) -> PassShape:
         """A shape that holds this pass, whatever the earlier one held, and passes that are a little larger."""
@@ -144,6 +158,11 @@ class CaptureChoice:
             pairs=pairs,
             lowest_layer=needed.lowest_layer,
         )
+
+
+def capture_tokens(num_parameters: int) -> float:
+    """Tokens that a model of so many parameters is trained on in the time of a capture."""
+    return CAPTURE_SECONDS / (4 * num_parameters / FLOPS + NARROW_TOKEN_SECONDS)
 
 
 def bucket(count: int) -> int:

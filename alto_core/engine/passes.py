@@ -30,8 +30,11 @@ from alto_core.engine.regional_compile import compile_time
 from kernels.segments import SegmentSpec, make_segments
 from kernels.side_streams import UnfinishedGradients
 
-UNFINISHED_TOKENS = 1024
-"""Up to here gradients of adapters may run on beside the layers that follow; it keeps all layers' inputs in memory."""
+UNFINISHED_TOKENS, UNFINISHED_VALUES = 1024, 2**21
+"""Up to so many tokens, or values of a layer's input, gradients of adapters may run on beside the layers that follow.
+
+It keeps all layers' inputs and gradients in memory, and gains where the frozen products leave the GPU room.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,6 +110,7 @@ class PassRunner:
         self.capture_times: list[CaptureTime] = []
         """Of all captures so far; who reads them may empty the list."""
         self._graphs = GraphPool(backbone.device) if capture else None
+        self._unfinished_tokens = max(UNFINISHED_TOKENS, UNFINISHED_VALUES // backbone.layers[0].d_in)
 
     @property
     def num_captures(self) -> int:
@@ -155,7 +159,7 @@ class PassRunner:
     def _gradients(self, kind: PassKind, inputs: PassInputs, work: PassWork | None) -> Tensor:
         """Forward and backward: with `work` routed on the host layer by layer, without it by what the device holds."""
         backbone = self._backbone
-        unfinished = UnfinishedGradients() if inputs.shape.tokens <= UNFINISHED_TOKENS else None
+        unfinished = UnfinishedGradients() if inputs.shape.tokens <= self._unfinished_tokens else None
         if work is None:
             accumulate = kind is not PassKind.UPDATE
             routed = self._routing.use_on_device(

@@ -3,11 +3,13 @@
 Each decoder layer is compiled as it is. The wrapped linear layers and the attention stay out of it, so what is fused
 are norms, rotary embeddings, activations and residual additions. All layers of a model share the compiled code. It is
 made for one number of tokens first and for any number at the second, with and without gradients: four variants or more,
-which is near torch's own limit, above which it leaves a function uncompiled.
+which is near torch's own limit, above which it leaves a function uncompiled. Torch notes in its cache folder which
+sizes of this model vary, so later processes begin with the code for any number, which lies in that cache as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,15 +20,33 @@ from kernels.path_choice import has_triton
 
 MAX_VARIANTS = 32
 """Of one function, before it runs uncompiled."""
+NOTES = "alto-"
+"""Begins the names under which torch keeps notes of sizes; a name that the user has set is left alone."""
 
 
 def compile_layers(model: Any) -> None:
     """Compile every decoder layer at its next call. Models whose layers are not found run as they are."""
     import torch._dynamo.config
 
+    _note_sizes_of(model)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for layer in decoder_layers(model):
         layer.compile()
+
+
+def _note_sizes_of(model: Any) -> None:
+    """Have torch read and write down which sizes vary under a name of this model's own.
+
+    Sizes of two models under one name would make their widths look variable too, and the code for that is slower.
+    """
+    import torch.compiler.config
+
+    shapes = ((name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
+    digest = hashlib.sha256(repr((type(model).__name__, *shapes)).encode()).hexdigest()[:16]
+    known = torch.compiler.config.job_id
+    if known is None or (known.startswith(NOTES) and known != NOTES + digest):
+        torch.compiler.reset()
+        torch.compiler.config.job_id = NOTES + digest
 
 
 def uncompile_layers(model: Any) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from alto_core.checkpointing import MAX_WAITING_BYTES
+from alto_core.checkpointing import max_waiting_bytes
 from alto_core.data.rows import TaskData
 from alto_core.domain import JobBudget, LoraJob
 from alto_core.engine.capture_choice import PassKind
@@ -106,7 +106,7 @@ class _Stretch:
             )
             for _ in range(task.num_ranks)
         ]
-        self._waiting_seconds = costs.write_seconds * MAX_WAITING_BYTES / max(1.0, costs.state_bytes)
+        self._waiting_seconds = costs.write_seconds * max_waiting_bytes() / max(1.0, costs.state_bytes)
         """To write all that may wait to be written."""
 
     def play(self, rounds: Sequence[Round], steps_of_each: int) -> DurationTerms:

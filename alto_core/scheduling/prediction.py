@@ -42,6 +42,10 @@ class PassSpeed:
         return dataclasses.replace(self, seconds_per_token=self.seconds_per_token / num_ranks)
 
 
+CACHED_COMPILE_SHARE = 0.2
+"""Of the time to compile a model's layers and kernels, about, where an earlier process has left them in the caches."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SideCosts:
     """What a task pays beside its passes, in seconds."""
@@ -70,8 +74,8 @@ class SideCosts:
     """Of its state."""
 
     def once_loaded(self, *, is_compiled: bool) -> SideCosts:
-        """What is left to pay in a process that has loaded the model, and perhaps compiled it."""
-        left = 0.0 if is_compiled else self.compile_seconds
+        """What is left to pay in a process that has loaded the model: it has compiled it, or finds it in the caches."""
+        left = 0.0 if is_compiled else CACHED_COMPILE_SHARE * self.compile_seconds
         return dataclasses.replace(self, load_seconds=0.0, compile_seconds=left)
 
 
