@@ -4,8 +4,8 @@
     python benchmarks/bench_capacity.py --record FOLDER   # anywhere: takes both into results/
 
 The Llama-3.1-8B shape with random bfloat16 weights, rows of log-normal lengths, ranks 16/32/64 and 1 to 8 rows a step,
-five jobs of each. `planned` is what a task is given after the profile stage. `most` is found by trying: jobs leave,
-the latest first, until two joint steps of all that are left run.
+five jobs of each. `planned` is what a task is given after the profile stage. `most` is found by trying two joint steps,
+with four more jobs as long as they fit, or with four fewer until they do.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ COLUMNS = (
     "measured_gib",
     "bytes_per_rank_row",
 )
-STEP_BACK = 4
-"""Jobs that leave after a try that ran out of memory."""
+STRIDE = 4
+"""Jobs between two tries."""
 
 
 def space(model: str) -> list[Any]:
@@ -72,23 +72,37 @@ def measure(model: str, out: Path) -> None:
     capacity = plan.capacity
     table = [("planned", model, capacity.num_slots, capacity.rank_rows, f"{capacity.step_tokens:.0f}",
               f"{plan.peak_bytes / 2**30:.1f}", "", shape.rank_row_bytes)]  # fmt: skip
-    count = len(jobs)
-    while count:
-        peak = try_together(backbone, jobs[:count], rows, plan.max_pass_tokens)
-        gc.collect()
-        if peak is not None:
-            tokens = sum(len(row.token_ids) for row in rows[: sum(job.adapter_batch_size for job in jobs[:count])])
-            table.append(("most", model, count, sum(job.lora_rank for job in jobs[:count]), tokens, "",
-                          f"{peak / 2**30:.1f}", shape.rank_row_bytes))  # fmt: skip
-            break
-        print(f"{count} jobs: out of memory", flush=True)
-        count -= STEP_BACK
+    most, peak = most_together(backbone, jobs, rows, plan)
+    if most:
+        tokens = sum(len(row.token_ids) for row in rows[: sum(job.adapter_batch_size for job in jobs[:most])])
+        table.append(("most", model, most, sum(job.lora_rank for job in jobs[:most]), tokens, "",
+                      f"{peak / 2**30:.1f}", shape.rank_row_bytes))  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     with (out / "capacity.csv").open("w", newline="", encoding="utf-8") as target:
         csv.writer(target, lineterminator="\n").writerows([COLUMNS, *table])
     (out / "capacity.json").write_text(json.dumps({**environment(), "bars": {}}, indent=1), encoding="utf-8")
     for row in table:
         print(*row, flush=True)
+
+
+def most_together(backbone: Any, jobs: Sequence[Any], rows: Sequence[Any], plan: Any) -> tuple[int, int]:
+    """How many of the jobs fit, and their peak bytes; no jobs where none do. Tries begin at what is planned."""
+    planned, found = min(len(jobs), plan.capacity.num_slots), (0, 0)
+
+    def peak_of(count: int) -> int | None:
+        peak = try_together(backbone, jobs[:count], rows, plan.max_pass_tokens)
+        gc.collect()
+        print(f"{count} jobs: {'out of memory' if peak is None else f'{peak / 2**30:.1f} GiB'}", flush=True)
+        return peak
+
+    for count in range(planned, len(jobs) + 1, STRIDE):
+        if (peak := peak_of(count)) is None:
+            break
+        found = (count, peak)
+    for count in () if found[0] else range(planned - STRIDE, 0, -STRIDE):
+        if (peak := peak_of(count)) is not None:
+            return count, peak
+    return found
 
 
 def try_together(backbone: Any, jobs: Sequence[Any], rows: Sequence[Any], max_pass_tokens: int) -> int | None:
