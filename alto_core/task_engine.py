@@ -49,13 +49,15 @@ def open_engine(
     widest = max(job.rank_rows for job in (*jobs, *spare))
     needed = max(sum(largest), widest)
     rows_per_rank = min(needed, (rank_rows or needed * num_ranks) // num_ranks)
+    # of the whole task: an engine of the survivors runs the kernels that are compiled already
+    widest_of_all = max(job.rank_rows for job in workspace.jobs.values())
     data = workspace.data
 
     def make() -> AnyEngine:
         options: dict[str, Any] = {
             "num_slots": num_slots,
             "rank_rows": rows_per_rank,
-            "max_lora_rank": min(widest, rows_per_rank),
+            "max_lora_rank": min(widest_of_all, rows_per_rank),
             "max_pass_tokens": max_pass_tokens,
             "max_row_tokens": max(row.longest_side for row in (*data.train.rows, *data.validation.rows)),
             "objective": objective_of(workspace),

@@ -20,6 +20,10 @@ NOT_SPECIALIZED = ["num_segments", "num_tokens", "layer0", "layer1", "layer2", "
 """Arguments that change from step to step or from layer to layer: their values must not select another variant."""
 
 
+FEWEST_PADDED = 64
+"""Segments that a program looks through at once: a warp or two do that as fast for these as for one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
     """How one kernel cuts its work."""
@@ -73,8 +77,8 @@ def fit_width(block_width: int, bytes_per_column: int, num_stages: int, budget: 
 
 
 def padded_segments(segments: Segments) -> int:
-    """Power of two that holds all segments, in few steps so that few variants are compiled."""
-    return max(16, 1 << (segments.count - 1).bit_length())
+    """Power of two that holds all segments, in few steps: engines with more and fewer slots share their kernels."""
+    return max(FEWEST_PADDED, 1 << (segments.count - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,9 +2,10 @@
 
     FOLDER/step-00000012/   params, exp_avg, exp_avg_sq, best (safetensors), state.json, last the marker complete.json
 
-`state_folders` keeps the newest states and tells which are whole; `load_checkpoint` takes the newest whole one. Nothing
-is pickled. Row order, learning rate and dropout are functions of the step, and the detectors' counts are read off the
-curve, so the step stands for data cursor, schedule and all random states.
+There is no `best` while none is known, or where the parameters of this very step are the best. `state_folders` keeps
+the newest states and tells which are whole; `load_checkpoint` takes the newest whole one. Nothing is pickled. Row
+order, learning rate and dropout are functions of the step, and the detectors' counts are read off the curve, so the
+step stands for data cursor, schedule and all random states.
 """
 
 from __future__ import annotations
@@ -110,13 +111,16 @@ def load_checkpoint(active: ActiveJob, slots: AdapterSlots, folder: Path, *, ste
         except (SafetensorError, OSError) as error:
             raise EngineError(f"checkpoint {path}: expected whole safetensors, got {error}. Restart the job.") from None
         _fill(slots, buffer_rW, active.layers, saved, path)
+    if active.best_step == active.step:
+        active.block.best_rW.copy_(active.block.params_rW)
     active.block.publish()
 
 
 def _buffers(active: ActiveJob) -> dict[str, Tensor]:
+    """What a state has a file of, by its name."""
     block = active.block
     buffers = {"params": block.params_rW, "exp_avg": block.exp_avg_rW, "exp_avg_sq": block.exp_avg_sq_rW}
-    return buffers if active.best_step is None else {**buffers, "best": block.best_rW}
+    return buffers if active.best_step in (None, active.step) else {**buffers, "best": block.best_rW}
 
 
 def _tensors(slots: AdapterSlots, buffer_rW: Tensor, layers: Sequence[LinearLayer]) -> dict[str, Tensor]:

@@ -40,12 +40,13 @@ def _note_sizes_of(model: Any) -> None:
     Sizes of two models under one name would make their widths look variable too, and the code for that is slower.
     """
     import torch.compiler.config
+    from torch._dynamo.pgo import reset_code_state
 
     shapes = ((name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
     digest = hashlib.sha256(repr((type(model).__name__, *shapes)).encode()).hexdigest()[:16]
     known = torch.compiler.config.job_id
     if known is None or (known.startswith(NOTES) and known != NOTES + digest):
-        torch.compiler.reset()
+        reset_code_state()  # what is in memory belongs to the name before
         torch.compiler.config.job_id = NOTES + digest
 
 

@@ -74,6 +74,21 @@ def test_restored_job_goes_on_as_if_it_had_never_stopped(tiny: Any, job: Any, tm
         assert not engine.keep_best(job.job_id, 1.6)
 
 
+def test_the_best_adapter_has_a_file_where_it_is_of_another_step(tiny: Any, job: Any, saved: Path) -> None:
+    assert [(folder.name, (folder / "best.safetensors").exists()) for folder in sorted(saved.glob("step-*"))] == [
+        ("step-00000002", False),
+        ("step-00000003", True),
+    ]
+    blocks = []
+    for step in (2, 3):
+        with tiny.engine() as engine:
+            engine.restore(job, tiny.budget(), saved, step=step)
+            block = engine._of(job.job_id).block
+            blocks.append((block.params_rW.clone(), block.best_rW.clone()))
+    (at_best, best), (later, still_best) = blocks
+    assert torch.equal(at_best, best) and torch.equal(best, still_best) and not torch.equal(later, still_best)
+
+
 def test_an_engine_with_other_layers_can_restore(tiny: Any, tmp_path: Path) -> None:
     job = tiny.job(target_modules=("q_proj", "v_proj"))
     curves = []

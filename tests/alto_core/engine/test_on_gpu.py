@@ -170,6 +170,23 @@ def test_a_pass_of_another_size_compiles_no_kernel(tiny: Any, monkeypatch: pytes
     assert not compiled
 
 
+def test_an_engine_with_other_slots_compiles_no_kernel(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a gate, when fewer jobs go on."""
+    import triton
+
+    compiled: list[str] = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, src, **_: compiled.append(src.name))
+    jobs = [tiny.job(lora_rank=rank, adapter_batch_size=40) for rank in (4, 16)]
+    for slots in (40, 2):
+        compiled.clear()
+        with engine_of(tiny, num_slots=slots) as engine:
+            for job in jobs:
+                engine.admit(job, tiny.budget())
+            for count in (10, 20):
+                engine.step({job.job_id: tiny.rows(count, shortest=14) for job in jobs})
+    assert not compiled
+
+
 def test_a_smaller_pass_is_filled_up_to_a_captured_one(tiny: Any) -> None:
     job, rows = tiny.job(adapter_batch_size=40), tiny.rows(40)
     losses: list[list[float]] = []
