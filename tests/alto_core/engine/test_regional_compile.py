@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.compiler.config
 from torch import nn
 
 from alto_core.engine.packed_attention import PackedRows
