@@ -21,6 +21,7 @@ from alto_core.data.rows import TaskData
 from alto_core.data.storage import load_task_data, save_task_data
 from alto_core.domain import JobBudget, LoraJob
 from alto_core.early_exit.policy import make_policy
+from alto_core.engine.quantized_linear import check_quantization
 from alto_core.engine.target_modules import check_target_modules, linear_endings
 from alto_core.errors import TaskFileError
 from alto_core.evaluation import check_metric
@@ -100,6 +101,7 @@ def plan_task(task: TuningTask) -> TaskPlan:
     for modules in sorted({job.target_modules for job in jobs}):
         ranks = sorted({job.lora_rank for job in jobs if job.target_modules == modules})
         module_counts |= check_target_modules(task.model, modules, lora_ranks=ranks)
+    check_quantization(task.model)
     data = prepare_data(task.data, task.model)
     held_out = [data.validation] if data.test is None else [data.validation, data.test]
     check_metric(task.evaluation, {split.name: split.generation_rows for split in held_out})
@@ -122,9 +124,17 @@ def plan_task(task: TuningTask) -> TaskPlan:
 
 
 def _check_num_gpus(task: TuningTask, jobs: Sequence[LoraJob]) -> None:
-    """Raises TaskFileError where a task on several GPUs has jobs that one process must measure first."""
+    """Raises TaskFileError where a task on several GPUs has a packed model, or jobs that one process must measure."""
+    if task.cluster.num_gpus == 1:
+        return
+    if task.model.quantization != "none":
+        raise TaskFileError(
+            "cluster.num_gpus",
+            got=str(task.cluster.num_gpus),
+            expected=f"1 with model.quantization: {task.model.quantization}, since packed weights are not divided",
+        )
     measured = next((job for job in jobs if job.needs_measures), None)
-    if measured is not None and task.cluster.num_gpus != 1:
+    if measured is not None:
         raise TaskFileError(
             "cluster.num_gpus",
             got=str(task.cluster.num_gpus),

@@ -97,7 +97,7 @@ def attach_ours(model: Any, adapters: Adapters) -> None:
     for index, (name, m) in enumerate(adapters.linears.items()):
         a, b = adapters.columns[name]
         projections[name] = Projection(
-            weight_OI=m.weight,
+            weight=m.weight,
             bias_O=None,
             a_RI=adapters.params_RW[:, a].detach().requires_grad_(),
             b_RO=adapters.params_RW[:, b].detach(),

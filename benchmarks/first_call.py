@@ -119,7 +119,7 @@ def _make_call(case: str, ranks: tuple[int, ...], dropout: float, device: str) -
         sinks = (torch.zeros_like(a, dtype=torch.float32), torch.zeros_like(b, dtype=torch.float32))
         weight = torch.zeros(width_out, width, device=device, dtype=torch.bfloat16)
         projections.append(
-            Projection(weight_OI=weight, bias_O=None, a_RI=a, b_RO=b, layer_index=i, gradient_sinks=sinks)
+            Projection(weight=weight, bias_O=None, a_RI=a, b_RO=b, layer_index=i, gradient_sinks=sinks)
         )
 
     def call(tokens: tuple[int, ...]) -> None:

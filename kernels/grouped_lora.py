@@ -154,7 +154,7 @@ def grouped_lora_linears(
             f"{len(projections)} projections and {len(each)} segments"
         )
     for p, own in zip(projections, each, strict=True):
-        _check((x_TI.shape[0], p.weight_OI.shape[0]), x_TI, p.a_RI, p.b_RO, own)
+        _check((x_TI.shape[0], p.d_out), x_TI, p.a_RI, p.b_RO, own)
         if not _have_one_layout(own, each[0]):
             raise ValueError(
                 "grouped_lora_linears expects segments of one layout, but those of two projections differ in more than "

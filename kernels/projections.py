@@ -8,7 +8,7 @@ Shape suffixes: see `segments`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,8 +22,8 @@ from kernels.segments import Segments
 class Projection:
     """A frozen linear layer and its adapters."""
 
-    weight_OI: Tensor
-    """As torch stores it; the transposed view of a Conv1D's weight serves as well."""
+    weight: Tensor | Callable[[], Tensor]
+    """[O, I] as torch stores it, the transposed view of a Conv1D's weight, or what unpacks a quantized one."""
     bias_O: Tensor | None
     a_RI: Tensor
     """Any float dtype. The compute dtype is fastest on Triton: float32 rows are converted by every tile that reads
@@ -32,6 +32,16 @@ class Projection:
     layer_index: int
     gradient_sinks: tuple[Tensor, Tensor]
     """float32 [R, I] and [R, O]; dA and dB go here. float64 with float64 inputs."""
+
+    @property
+    def weight_OI(self) -> Tensor:
+        """The frozen weight; a quantized one is unpacked anew at each call, so that nobody keeps it."""
+        return self.weight if isinstance(self.weight, Tensor) else self.weight()
+
+    @property
+    def d_out(self) -> int:
+        """Width of the layer's output."""
+        return (self.weight if isinstance(self.weight, Tensor) else self.b_RO.T).shape[0]
 
 
 class OneLayer(Protocol):

@@ -38,6 +38,9 @@ class ModelSection(Section):
     """Hub branch, tag or commit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: bfloat16 on a GPU that has it, float32 on the CPU."""
+    quantization: Literal["none", "nf4"] = "none"
+    """`nf4`: hold the weights of linear layers in 4 bits (NormalFloat, as QLoRA does), for a GPU that has no room for
+    them otherwise. Steps take longer. Needs the package bitsandbytes."""
     trust_remote_code: bool = False
     """Run Python code that the model's folder brings along."""
 

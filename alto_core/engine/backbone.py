@@ -26,6 +26,7 @@ from alto_core.engine.packed_attention import (
     register_packed_attention,
     shares_prompts,
 )
+from alto_core.engine.quantized_linear import quantize_layers
 from alto_core.engine.target_modules import LinearLayer, find_linear_layers
 from alto_core.errors import ModelError
 
@@ -82,12 +83,15 @@ def load_backbone(
     """
     global _loaded
     dtype = _dtype(section, device)
-    key = (section.name, section.revision, section.trust_remote_code, dtype, device)
+    key = (section.name, section.revision, section.trust_remote_code, section.quantization, dtype, device)
     if _loaded is not None and _loaded[0] == key:
         return _loaded[1]
     release_backbone()
     load_config(section)
     model = _load_model(section, dtype)
+    if section.quantization == "nf4":
+        assert shard is None, "packed weights are not divided"
+        quantize_layers(model, torch.device(device))
     sharded = shard(model) if shard else None
     model = model.to(device)
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:

@@ -9,13 +9,14 @@ them to be called makes the outputs of all, and the others hand theirs on. So th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from alto_core.engine.quantized_linear import Nf4Linear
 from alto_core.engine.slots import AdapterSlots, LayerAdapters
 from alto_core.engine.target_modules import LinearLayer
 from kernels.grouped_lora import grouped_lora, grouped_lora_linears
@@ -137,7 +138,7 @@ class LoraLinear(nn.Module):
     def projection(self) -> Projection:
         """What the joint kernels need to know of this layer."""
         return Projection(
-            weight_OI=self.weight.T if self.layer.is_conv1d else self.weight,
+            weight=self._frozen_weight(),
             bias_O=self.bias,
             a_RI=self._adapters.a_RI,
             b_RO=self._adapters.b_RO,
@@ -145,8 +146,15 @@ class LoraLinear(nn.Module):
             gradient_sinks=self._adapters.gradient_sinks,
         )
 
+    def _frozen_weight(self) -> Tensor | Callable[[], Tensor]:
+        if isinstance(self.base, Nf4Linear):
+            return lambda: self.weight
+        return self.weight.T if self.layer.is_conv1d else self.weight
+
     def _base_product(self, x_TI: Tensor) -> Tensor:
         """The frozen layer, into a tensor of its own that the LoRA paths may be added to."""
+        if isinstance(self.base, Nf4Linear):
+            return self.base(x_TI)
         if not self.layer.is_conv1d:
             return functional.linear(x_TI, self.weight, self.bias)
         assert self.bias is not None

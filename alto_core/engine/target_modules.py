@@ -129,10 +129,11 @@ def empty_model(section: ModelSection) -> Any:
 
 
 def _describe(name: str, module: nn.Linear | Conv1D, index: int) -> LinearLayer:
-    is_conv1d = isinstance(module, Conv1D)
-    rows, columns = module.weight.shape
-    d_in, d_out = (rows, columns) if is_conv1d else (columns, rows)
-    return LinearLayer(name=name, index=index, d_in=d_in, d_out=d_out, is_conv1d=is_conv1d)
+    if isinstance(module, Conv1D):
+        d_in, d_out = module.weight.shape
+    else:
+        d_in, d_out = module.in_features, module.out_features
+    return LinearLayer(name=name, index=index, d_in=d_in, d_out=d_out, is_conv1d=isinstance(module, Conv1D))
 
 
 def _matches(name: str, ending: str) -> bool:

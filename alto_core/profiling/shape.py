@@ -11,6 +11,7 @@ from alto_core.config import ModelSection
 from alto_core.engine.activation_checkpointing import Recomputed
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.decoder_layers import decoder_layers
+from alto_core.engine.quantized_linear import quantized_parameters
 from alto_core.engine.target_modules import LinearLayer, empty_model, find_linear_layers, select_layers
 from alto_core.scheduling.memory_model import ModelShape
 from kernels.linear_cross_entropy import CHUNK_BYTES
@@ -29,6 +30,7 @@ def shape_of_backbone(
         backbone.dtype,
         has_shadow=on_kernels and backbone.dtype != torch.float32,
         recomputed=recomputed,
+        quantized=quantized_parameters(backbone.model),
     )
 
 
@@ -43,12 +45,25 @@ def shape_of_model(
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     dtype = names.get(section.dtype, torch.bfloat16 if on_gpu else torch.float32)
     model = empty_model(section)
-    layers = select_layers(find_linear_layers(model), target_modules)
-    return _shape(model, layers, dtype, has_shadow=on_gpu and dtype != torch.float32, recomputed=recomputed)
+    linear = find_linear_layers(model)
+    return _shape(
+        model,
+        select_layers(linear, target_modules),
+        dtype,
+        has_shadow=on_gpu and dtype != torch.float32,
+        recomputed=recomputed,
+        quantized=0 if section.quantization == "none" else sum(layer.d_in * layer.d_out for layer in linear),
+    )
 
 
 def _shape(
-    model: Any, layers: Sequence[LinearLayer], dtype: torch.dtype, *, has_shadow: bool, recomputed: Recomputed
+    model: Any,
+    layers: Sequence[LinearLayer],
+    dtype: torch.dtype,
+    *,
+    has_shadow: bool,
+    recomputed: Recomputed,
+    quantized: int,
 ) -> ModelShape:
     config = model.config.get_text_config()
     heads = config.num_attention_heads
@@ -56,8 +71,8 @@ def _shape(
     mlp_width = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
     into_mlp = [layer for layer in find_linear_layers(model) if layer.d_out == mlp_width]
     return ModelShape(
-        # `parameters` gives a tied weight once.
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        # `parameters` gives a tied weight once, and packed weights not at all.
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()) + quantized_parameters(model),
         element_bytes=dtype.itemsize,
         num_layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -71,5 +86,6 @@ def _shape(
         has_shadow=has_shadow,
         chunk_bytes=CHUNK_BYTES,
         recomputed=recomputed,
+        quantized_parameters=quantized,
         layer_parameters=sum(p.numel() for layer in decoder_layers(model) for p in layer.parameters()),
     )

@@ -16,6 +16,8 @@ from typing import Literal
 
 ADAPTER_BYTES = 20
 """Of one adapter parameter in float32: parameter, gradient, two moments, best so far."""
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a parameter packed in 4 bits: the value, and its share of a scale of 8 bits and of that one's own scale."""
 GATHERED_LAYERS = 3
 """Of a divided model: one computes, the next has arrived and is copied to its place."""
 SCALE_LIMITS = (0.25, 4.0)
@@ -52,12 +54,16 @@ class ModelShape:
     """Of the parameters, those of decoder layers, which ranks can divide among each other."""
     num_ranks: int = 1
     """That the decoder layers are divided over."""
+    quantized_parameters: int = 0
+    """Of the parameters, those that lie packed in 4 bits and are unpacked one layer at a time."""
 
     @property
     def backbone_bytes(self) -> int:
         """Of what one device holds of the model, and of the layers that it gathers."""
         if self.num_ranks == 1:
-            return self.num_parameters * self.element_bytes
+            unpacked = self.quantized_parameters / self.num_layers
+            whole = self.num_parameters - self.quantized_parameters + unpacked
+            return math.ceil(whole * self.element_bytes + self.quantized_parameters * NF4_BYTES)
         gathered = GATHERED_LAYERS * self.layer_parameters / self.num_layers
         own = self.num_parameters - self.layer_parameters + self.layer_parameters / self.num_ranks
         return math.ceil((own + gathered) * self.element_bytes)

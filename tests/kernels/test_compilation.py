@@ -34,7 +34,7 @@ def compile_layers(ranks, widths_out, dtype, dropout, excluded):
         a, b = torch.zeros(rows, width, dtype=dtype), torch.zeros(rows, width_out, dtype=dtype)
         projections.append(
             Projection(
-                weight_OI=torch.zeros(width_out, width, dtype=dtype), bias_O=None, a_RI=a, b_RO=b, layer_index=i,
+                weight=torch.zeros(width_out, width, dtype=dtype), bias_O=None, a_RI=a, b_RO=b, layer_index=i,
                 gradient_sinks=(a.float(), b.float()),
             )
         )

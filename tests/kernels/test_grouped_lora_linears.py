@@ -55,7 +55,7 @@ class Layers:
             self.projections.append(
                 Projection(
                     # The second as a Conv1D stores it.
-                    weight_OI=draw(WIDTH, WIDTHS_OUT[i]).T if i == 1 else draw(WIDTHS_OUT[i], WIDTH),
+                    weight=draw(WIDTH, WIDTHS_OUT[i]).T if i == 1 else draw(WIDTHS_OUT[i], WIDTH),
                     bias_O=draw(WIDTHS_OUT[i]) if i < 2 else None,
                     a_RI=a.requires_grad_(),
                     b_RO=b,

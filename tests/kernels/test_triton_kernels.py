@@ -166,7 +166,7 @@ def test_projections_with_adapters_of_their_own(ranks: tuple[int, ...], dropout:
                 a[s.rank_rows], b[s.rank_rows] = float("nan"), float("nan")
         projections.append(
             Projection(
-                weight_OI=problem.weight[i],
+                weight=problem.weight[i],
                 bias_O=None,
                 a_RI=a,
                 b_RO=b,
@@ -355,7 +355,7 @@ def run_linears(problem: Problem, *, overlap: bool = True, accumulate: bool = Fa
     sinks = [(torch.zeros_like(a), torch.zeros_like(b)) for a, b in zip(problem.a, problem.b, strict=True)]
     projections = [
         Projection(
-            weight_OI=weight,
+            weight=weight,
             bias_O=None,
             a_RI=a.to(problem.dtype),
             b_RO=b.to(problem.dtype),
@@ -441,7 +441,7 @@ def test_captured_graph_follows_changed_segments_and_ranks() -> None:
     b = [draw(rows, d, seed=80 + i, dtype=problem.dtype) * 0.1 for i, d in enumerate((256, 128))]
     sinks = [(torch.zeros(rows, 192, device=DEVICE), torch.zeros(rows, d, device=DEVICE)) for d in (256, 128)]
     projections = [
-        Projection(weight_OI=w, bias_O=None, a_RI=a[i], b_RO=b[i], layer_index=i, gradient_sinks=sinks[i])
+        Projection(weight=w, bias_O=None, a_RI=a[i], b_RO=b[i], layer_index=i, gradient_sinks=sinks[i])
         for i, w in enumerate(problem.weight)
     ]
     segments = make_segments(plans[0], DEVICE, rank_limit=64)

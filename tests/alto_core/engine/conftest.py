@@ -86,10 +86,10 @@ class Tiny:
     def backbone(self, family: str = "llama", *, device: str = "cpu", **changes: Any) -> Backbone:
         return load_backbone(self.section(family, **changes), device)
 
-    def plain_model(self, family: str = "llama") -> Any:
+    def plain_model(self, family: str = "llama", **loading: Any) -> Any:
         """As transformers loads it, with its eager attention."""
         return transformers.AutoModelForCausalLM.from_pretrained(
-            self.folder(family), attn_implementation="eager", dtype=torch.float32
+            self.folder(family), attn_implementation="eager", dtype=torch.float32, **loading
         ).eval()
 
     def targets(self, family: str = "llama") -> tuple[str, ...]:
@@ -109,9 +109,9 @@ class Tiny:
     def budget(self, steps: int = 10) -> JobBudget:
         return JobBudget(total_steps=steps, warmup_steps=1, eval_steps=(steps,))
 
-    def engine(self, family: str = "llama", **changes: Any) -> Engine:
+    def engine(self, family: str = "llama", *, quantization: str = "none", **changes: Any) -> Engine:
         sizes = {"target_modules": self.targets(family), "num_slots": 6, "rank_rows": 80, **changes}
-        return Engine(self.backbone(family), **sizes)
+        return Engine(self.backbone(family, quantization=quantization), **sizes)
 
     def step(self, engine: Engine, rows_by_job: dict[str, list[TokenRow]]) -> tuple[StepRecord, ...]:
         """One joint step and what it measured."""

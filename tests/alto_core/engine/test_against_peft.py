@@ -36,12 +36,12 @@ def mixed_jobs(tiny: Any, family: str) -> list[LoraJob]:
 
 
 def run_engine(
-    tiny: Any, family: str, jobs: list[LoraJob], folder: Path
+    tiny: Any, family: str, jobs: list[LoraJob], folder: Path, *, quantization: str = "none"
 ) -> dict[str, tuple[list[float], dict[str, Any]]]:
     """Train the jobs side by side; gives each one's losses and exported adapter."""
     rows = tiny.rows(11)
     losses: dict[str, list[float]] = {job.job_id: [] for job in jobs}
-    with tiny.engine(family) as engine:
+    with tiny.engine(family, quantization=quantization) as engine:
         for job in jobs:
             engine.admit(job, tiny.budget(STEPS))
         for step in range(1, STEPS + 1):
@@ -54,9 +54,9 @@ def run_engine(
     }
 
 
-def run_peft(tiny: Any, family: str, job: LoraJob) -> tuple[list[float], dict[str, Any]]:
+def run_peft(tiny: Any, family: str, job: LoraJob, **loading: Any) -> tuple[list[float], dict[str, Any]]:
     """The same training as a user of PEFT writes it, one row at a time without packing."""
-    model = tiny.plain_model(family)
+    model = tiny.plain_model(family, **loading)
     layers = select_layers(find_linear_layers(model), job.target_modules)
     config = peft.LoraConfig(
         r=job.lora_rank,
@@ -113,6 +113,18 @@ def test_alone_batched_and_peft_agree(tiny: Any, family: str, tmp_path: Path) ->
         alone = run_engine(tiny, family, [job], tmp_path / "alone")[job.job_id]
         assert_same(batched[job.job_id], alone)
         assert_same(batched[job.job_id], run_peft(tiny, family, job))
+
+
+def test_a_model_in_4_bits_trains_as_transformers_bitsandbytes_and_peft_train_it(tiny: Any, tmp_path: Path) -> None:
+    jobs = mixed_jobs(tiny, "llama")
+    in_4_bits = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+    )
+    batched = run_engine(tiny, "llama", jobs, tmp_path / "4 bits", quantization="nf4")
+    whole = run_engine(tiny, "llama", jobs, tmp_path / "whole")
+    for job in jobs:
+        assert_same(batched[job.job_id], run_peft(tiny, "llama", job, quantization_config=in_4_bits))
+        assert abs(batched[job.job_id][0][0] - whole[job.job_id][0][0]) > 10 * LOSS_TOLERANCE
 
 
 def test_dropout_gives_the_same_curve_alone_and_batched(tiny: Any, tmp_path: Path) -> None:
