@@ -29,10 +29,13 @@ TOLERANCE = 4e-2
 
 
 @contextmanager
-def engine_of(tiny: Any, family: str = "llama", *, device: str = "cuda", **changes: Any) -> Iterator[Engine]:
+def engine_of(
+    tiny: Any, family: str = "llama", *, device: str = "cuda", quantization: str = "none", **changes: Any
+) -> Iterator[Engine]:
     dtype = "bfloat16" if device == "cuda" else "float32"
     sizes = {"target_modules": tiny.targets(family), "num_slots": 6, "rank_rows": 160, "max_row_tokens": 14, **changes}
-    with Engine(tiny.backbone(family, device=device, dtype=dtype), max_lora_rank=64, **sizes) as engine:
+    backbone = tiny.backbone(family, device=device, dtype=dtype, quantization=quantization)
+    with Engine(backbone, max_lora_rank=64, **sizes) as engine:
         yield engine
 
 
@@ -56,15 +59,24 @@ def curves(tiny: Any, engine: Engine, jobs: list[LoraJob], steps: int = 6) -> di
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_equals_one_by_one_and_the_cpu(tiny: Any, family: str) -> None:
+    check_against_the_cpu(tiny, family)
+
+
+def test_captured_equals_one_by_one_and_the_cpu_in_4_bits(tiny: Any) -> None:
+    pytest.importorskip("bitsandbytes")
+    check_against_the_cpu(tiny, "llama", quantization="nf4")
+
+
+def check_against_the_cpu(tiny: Any, family: str, quantization: str = "none") -> None:
     jobs = jobs_of(tiny, family)
-    with engine_of(tiny, family) as engine:
+    with engine_of(tiny, family, quantization=quantization) as engine:
         captured = curves(tiny, engine, jobs)
         held_out = engine.evaluate([job.job_id for job in jobs], tiny.rows(5, seed=3), max_tokens=40)
         assert engine._runner.num_captures > 0
-    with engine_of(tiny, family, cuda_graph=False) as engine:
+    with engine_of(tiny, family, quantization=quantization, cuda_graph=False) as engine:
         one_by_one = curves(tiny, engine, jobs)
         assert engine._runner.num_captures == 0
-    with engine_of(tiny, family, device="cpu") as engine:
+    with engine_of(tiny, family, quantization=quantization, device="cpu") as engine:
         on_cpu = curves(tiny, engine, jobs)
         held_out_on_cpu = engine.evaluate([job.job_id for job in jobs], tiny.rows(5, seed=3), max_tokens=40)
     for job in jobs:
