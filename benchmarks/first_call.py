@@ -118,9 +118,7 @@ def _make_call(case: str, ranks: tuple[int, ...], dropout: float, device: str) -
         a, b = (torch.zeros(starts[-1], w, device=device, dtype=torch.bfloat16) for w in (width, width_out))
         sinks = (torch.zeros_like(a, dtype=torch.float32), torch.zeros_like(b, dtype=torch.float32))
         weight = torch.zeros(width_out, width, device=device, dtype=torch.bfloat16)
-        projections.append(
-            Projection(weight=weight, bias_O=None, a_RI=a, b_RO=b, layer_index=i, gradient_sinks=sinks)
-        )
+        projections.append(Projection(weight=weight, bias_O=None, a_RI=a, b_RO=b, layer_index=i, gradient_sinks=sinks))
 
     def call(tokens: tuple[int, ...]) -> None:
         specs = [

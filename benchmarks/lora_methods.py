@@ -203,9 +203,7 @@ def ours(w: Weights, *, overlap: bool | None = None) -> Step:
     case, segments = w.case, w.segments()
     a_RI, b_RO = torch.cat(w.a).requires_grad_(), torch.cat(w.b)
     sinks = (torch.zeros_like(a_RI, dtype=torch.float32), torch.zeros_like(b_RO, dtype=torch.float32))
-    projection = Projection(
-        weight=w.weight_OI, bias_O=None, a_RI=a_RI, b_RO=b_RO, layer_index=0, gradient_sinks=sinks
-    )
+    projection = Projection(weight=w.weight_OI, bias_O=None, a_RI=a_RI, b_RO=b_RO, layer_index=0, gradient_sinks=sinks)
 
     def step(x: Tensor, dy: Tensor) -> Any:
         (y,) = grouped_lora_linears(x, [projection], segments, accumulate=False, overlap=overlap)

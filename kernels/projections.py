@@ -34,7 +34,7 @@ class Projection:
     """float32 [R, I] and [R, O]; dA and dB go here. float64 with float64 inputs."""
 
     @property
-    def weight_OI(self) -> Tensor:
+    def weight_OI(self) -> Tensor:  # noqa: N802 - a shape suffix
         """The frozen weight; a quantized one is unpacked anew at each call, so that nobody keeps it."""
         return self.weight if isinstance(self.weight, Tensor) else self.weight()
 
