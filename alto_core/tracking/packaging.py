@@ -1,4 +1,4 @@
-"""An adapter folder as MLflow keeps it: the adapter's own files, and what `mlflow.pyfunc` needs to load them.
+"""An adapter folder as MLflow keeps it: the adapter's own files, and what MLflow needs to load it in two ways.
 
 The files of the adapter stay at the top, so that PEFT reads the downloaded folder as it is. The base model is a name
 with its revision and fingerprint, never a copy and never a path of the machine that trained.
@@ -16,11 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from alto_core.tracking import served_adapter
 
 LOADER = "alto_served_adapter"
 """Module name of the loader's copy."""
+ADAPTER_PLACE = "."
+"""In the package; MLflow looks into `peft` unless told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +62,18 @@ def _save(target: Path, loader: Path, facts: ServingFacts) -> None:
     # here, since it takes seconds and registering is the only use
     import mlflow.pyfunc
     import pandas as pd
-    from mlflow.models import ModelSignature
+    from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 
     logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # its news would land in the live display
     # it warns that PEFT is not installed, which whoever serves the adapter needs and training does not
     logging.getLogger("mlflow.utils.requirements_utils").setLevel(logging.ERROR)
     config = {k: v for k, v in dataclasses.asdict(facts).items() if k != "example_prompt" and v is not None}
+    model = Model()
+    model.add_flavor("transformers", **_as_pipeline(facts))
     mlflow.pyfunc.save_model(
         str(target),
+        mlflow_model=model,
         loader_module=LOADER,
         code_paths=[str(loader)],
         signature=ModelSignature(
@@ -80,6 +86,29 @@ def _save(target: Path, loader: Path, facts: ServingFacts) -> None:
         pip_requirements=_requirements(),
         metadata={"base_model": facts.base_model, "base_revision": facts.base_revision, "kind": "lora"},
     )
+
+
+def _as_pipeline(facts: ServingFacts) -> dict[str, Any]:
+    """What `mlflow.transformers.load_model` reads: a base model and its tokenizer elsewhere, the adapter here.
+
+    MLflow itself writes this only for a loaded PEFT model. A folder is named by whoever loads, as `base_model_path`.
+    """
+    flavor = {
+        "task": "text-generation",
+        "instance_type": "TextGenerationPipeline",
+        "pipeline_model_type": "AutoModelForCausalLM",
+        "source_model_name": facts.base_model,
+        "peft_adaptor": ADAPTER_PLACE,
+    }
+    if facts.base_fingerprint is not None:
+        return {**flavor, "local_base_model_path": facts.base_model, "components": []}
+    revision = facts.base_revision or "main"
+    tokenizer = {
+        "tokenizer_type": "AutoTokenizer",
+        "tokenizer_name": facts.base_model,
+        "tokenizer_revision": revision,
+    }
+    return {**flavor, "source_model_revision": revision, **tokenizer, "components": ["tokenizer"]}
 
 
 def _requirements() -> list[str]:

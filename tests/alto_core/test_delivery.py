@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import socket
@@ -14,16 +15,18 @@ import pandas as pd
 import peft
 import pytest
 import torch
+from huggingface_hub import constants as hub_constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alto_core.delivery import export_version
 from alto_core.engine.backbone import release_backbone
 from alto_core.errors import ModelError, TrackingError
-from alto_core.registration import held_out
+from alto_core.registration import held_out, serving_facts
 from alto_core.settings import load_settings
 from alto_core.task_engine import open_engine
 from alto_core.tracking import Registry
+from alto_core.tracking.packaging import packaged
 from alto_core.workspace import Workspace
 
 pytestmark = [
@@ -161,9 +164,8 @@ def test_a_reference_to_nothing_is_told(reference: str, message: str, tmp_path: 
         export_version(reference, tmp_path / "out", load_settings())
 
 
-def test_mlflow_loads_it_by_name_and_answers_without_a_network(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def by_name_without_network(in_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # as a user sets it who loads a model by its name
     monkeypatch.setenv("MLFLOW_TRACKING_URI", load_settings().mlflow_tracking_uri)
 
@@ -171,6 +173,10 @@ def test_mlflow_loads_it_by_name_and_answers_without_a_network(
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(socket.socket, "connect", no_network)
+
+
+@pytest.mark.usefixtures("by_name_without_network")
+def test_mlflow_loads_it_by_name_and_answers_without_a_network(tiny_model: Path, tmp_path: Path) -> None:
     loaded = mlflow.pyfunc.load_model("models:/model@champion", model_config={"base_model": str(tiny_model)})
     workspace = Workspace.open("tiny-1")
     prompts = held_out(workspace).generation_rows[:3]
@@ -193,3 +199,43 @@ def test_mlflow_loads_it_by_name_and_answers_without_a_network(
     save_file({k: v + 0.01 for k, v in tensors.items()}, other / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="the one that the adapter was trained on"):
         mlflow.pyfunc.load_model("models:/model@champion", model_config={"base_model": str(other)})
+
+
+def piped(pipeline: Any, prompts: list[str], stop_token_ids: tuple[int, ...]) -> list[str]:
+    """What a text generation pipeline of transformers answers greedily."""
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": list(stop_token_ids)}
+    answers = pipeline(prompts, return_full_text=False, add_special_tokens=False, **options)
+    return [answer["generated_text"] for (answer,) in answers]
+
+
+@pytest.mark.usefixtures("by_name_without_network")
+def test_mlflow_loads_it_as_a_pipeline_of_transformers_too(tiny_model: Path) -> None:
+    workspace = Workspace.open("tiny-1")
+    prompts = [workspace.codec.spell(row.prompt_ids) for row in held_out(workspace).generation_rows[:3]]
+    served = mlflow.pyfunc.load_model("models:/model@champion", model_config={"base_model": str(tiny_model)})
+    expected = served.predict(pd.DataFrame({"prompt": prompts}), params={"max_new_tokens": 6})
+    where = {"base_model_path": str(tiny_model), "tokenizer": str(tiny_model)}
+    pipeline = mlflow.transformers.load_model("models:/model@champion", **where)
+    assert isinstance(pipeline.model, peft.PeftModel)
+    assert piped(pipeline, prompts, workspace.data.stop_token_ids) == expected
+    assert piped(pipeline.__class__(model=base(tiny_model), tokenizer=pipeline.tokenizer), prompts, ()) != expected
+
+
+@pytest.mark.usefixtures("by_name_without_network")
+def test_an_adapter_of_a_hub_model_finds_the_base_and_its_revision_in_the_hubs_cache(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace.open("tiny-1")
+    adapter = workspace.job_folder(workspace.result.winner or "") / "adapter"
+    revision = "7" * 40
+    shutil.copytree(tiny_model, tmp_path / "models--org--tiny" / "snapshots" / revision)
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path))
+    facts = dataclasses.replace(
+        serving_facts(workspace), base_model="org/tiny", base_revision=revision, base_fingerprint=None
+    )
+    prompts = [workspace.codec.spell(row.prompt_ids) for row in held_out(workspace).generation_rows[:3]]
+    with packaged(adapter, facts) as folder:
+        served = mlflow.pyfunc.load_model(str(folder))
+        expected = served.predict(pd.DataFrame({"prompt": prompts}), params={"max_new_tokens": 6})
+        pipeline = mlflow.transformers.load_model(str(folder))
+        assert piped(pipeline, prompts, workspace.data.stop_token_ids) == expected

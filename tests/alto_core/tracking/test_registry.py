@@ -103,6 +103,7 @@ def test_the_first_version_is_champion_and_the_next_challenger(
     described = mlflow.models.Model.load(str(folder))
     assert described.signature.inputs.input_names() == ["prompt"]
     assert described.metadata["base_model"] == "org/tiny"
+    assert sorted(described.flavors) == ["python_function", "transformers"]
     assert json.loads((folder / "input_example.json").read_text())["data"] == [["Reverse: a b"]]
     assert str(tmp_path) not in (folder / "MLmodel").read_text()
 
