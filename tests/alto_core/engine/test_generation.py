@@ -72,6 +72,43 @@ def test_answers_of_many_adapters_in_one_batch_equal_each_alone(tiny: Any, famil
     assert by_name[0] != by_name[1] != by_name[2]
 
 
+@pytest.mark.parametrize(
+    ("family", "sampling"), [("llama", None), ("gemma2", Sampling(temperature=0.8, top_p=0.9, seed=3))], ids=str
+)
+def test_every_row_gets_the_tokens_that_it_gets_alone(tiny: Any, family: str, sampling: Sampling | None) -> None:
+    # Rows leave at stop tokens, others take their slots and pages, and adapters come and go with their rows.
+    jobs = [tiny.job(family, lora_rank=rank, learning_rate=3e-2) for rank in (2, 5, 9)]
+    names = (None, *(job.job_id for job in jobs))
+    asked = [(name, prompt) for prompt in draw_prompts(8, tiny.vocabulary, longest=40) for name in names]
+    options: dict[str, Any] = {"max_new_tokens": 12, "stop_token_ids": (5, 9, 11, 30, 41, 52), "sampling": sampling}
+    with tiny.engine(family) as engine:
+        for job in jobs:
+            admit_and_train(tiny, engine, job)
+        expected = {pair: engine.generate([pair], max_rows=1, **options)[0] for pair in asked}
+        assert len({len(answer) for answer in expected.values()}) > 3
+        compositions = {
+            "all at once": (asked, None),
+            "the other way round, seven at a time": (asked[::-1], 7),
+            **{f"{name} alone, two at a time": ([pair for pair in asked if pair[0] == name], 2) for name in names},
+            "half of the prompts, without the second adapter": ([p for p in asked[::2] if p[0] != names[2]], 5),
+        }
+        for what, (chosen, max_rows) in compositions.items():
+            answers = engine.generate(chosen, max_rows=max_rows, **options)
+            assert answers == [expected[pair] for pair in chosen], what
+
+
+def test_answering_keeps_no_memory(tiny: Any, living_tensor_bytes: Callable[[], int]) -> None:
+    with tiny.engine() as engine:
+        job = tiny.job()
+        admit_and_train(tiny, engine, job)
+        held = []
+        for _ in range(3):
+            asked = [(name, prompt) for prompt in draw_prompts(9, tiny.vocabulary) for name in (None, job.job_id)]
+            engine.generate(asked, max_new_tokens=5, stop_token_ids=(5, 9), max_rows=4)
+            held.append(living_tensor_bytes())
+    assert held[0] == held[1] == held[2]
+
+
 def test_answer_ends_before_any_stop_token(tiny: Any) -> None:
     prompts = draw_prompts(6, tiny.vocabulary)
     plain = tiny.plain_model()
