@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -28,6 +29,10 @@ from alto_core.workspace import Workspace
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ALTO = Path(sys.executable).with_name("alto")
+WIDE, PHONE, PAPER = ({"width": width, "height": height} for width, height in ((1400, 1000), (390, 844), (690, 976)))
+"""In CSS pixels; paper is A4 within its margins."""
+NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
+"""MLflow opens it over a quarter of the first page that a browser sees."""
 
 pytestmark = [
     pytest.mark.browser,
@@ -128,13 +133,18 @@ def page() -> Iterator[Any]:
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser.new_page(viewport={"width": 1400, "height": 1000})
+        page = browser.new_page(viewport=WIDE)
+        page.add_init_script(NO_ASSISTANT)
+        yield page
         browser.close()
 
 
-def take_picture(page: Any, name: str) -> None:
-    """Into docs/images when asked to, else where it shows that the page can be painted."""
-    page.screenshot(path=picture_folder(is_kept=True) / f"{name}.png")
+def take_picture(page: Any, name: str, **options: Any) -> None:
+    """Into docs/images when asked to, else where it shows that the page can be painted. A palette makes it small."""
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(page.screenshot(**options))).convert("RGB")
+    picture.quantize(256, Image.Quantize.FASTOCTREE).save(picture_folder(is_kept=True) / f"{name}.png", optimize=True)
 
 
 def picture_folder(*, is_kept: bool = False) -> Path:
@@ -166,7 +176,14 @@ def test_mlflow_compares_all_jobs(page: Any, links: dict[str, str], jobs: tuple[
     page.get_by_text("Parallel Coordinates").first.wait_for(timeout=60_000)
     for job in jobs[:3]:
         page.get_by_text(job.job_id).first.wait_for(timeout=30_000)
-    page.get_by_text("best_val_loss").first.wait_for(timeout=30_000)
+    metrics = page.get_by_role("combobox").last
+    metrics.click()  # it takes no text before
+    metrics.fill("best_val_loss")
+    metrics.press("Enter")
+    page.get_by_text("Run details").first.click()  # closes the list
+    page.get_by_text("Run details").first.click()
+    page.locator("svg text", has_text="best_val_loss").first.wait_for(timeout=30_000)
+    page.wait_for_timeout(1_000)  # its lines are drawn one after another
     take_picture(page, "mlflow-compare")
 
 
@@ -176,7 +193,7 @@ def test_mlflow_shows_the_task_with_its_numbers_and_the_machine(
     page.goto(links[record.task_id])
     page.get_by_text("best_val_loss").first.wait_for(timeout=60_000)
     page.get_by_text("samples_saved").first.wait_for(timeout=30_000)
-    take_picture(page, "mlflow-task")
+    page.screenshot(path=picture_folder() / "mlflow-task.png")
     page.get_by_text("System metrics", exact=True).first.click()
     page.get_by_text("cpu_utilization_percentage").first.wait_for(timeout=30_000)
 
@@ -194,6 +211,9 @@ def test_prefect_shows_the_stages_of_the_run(page: Any, links: dict[str, str], r
     page.goto(links["its flow run"])
     page.get_by_text(f"tune {record.task_id}").first.wait_for(timeout=60_000)
     page.get_by_text("Completed").first.wait_for(timeout=30_000)
+    page.get_by_text("Artifacts", exact=True).first.click()
+    for artifact in ("Summary", "Profile", "Report"):
+        page.get_by_text(f"{artifact} of {record.task_id}").first.wait_for(timeout=30_000)
     page.wait_for_timeout(3_000)  # the timeline is drawn on a canvas, which no locator sees
     take_picture(page, "prefect-run")
     page.get_by_text("Task Runs", exact=True).first.click()
@@ -210,18 +230,45 @@ def test_the_report_opens_without_a_network(page: Any, record: TaskRecord, jobs:
         assert page.get_by_text(job.job_id).count() > 0
     assert page.locator("svg").count() >= 3
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    take_picture(page, "report")
     for heading in ("Learning rate and rank", "Answers", "Leaderboard", "Decisions"):
         assert page.get_by_role("heading", name=heading, exact=True).count() == 1
+    assert sideways(page, "document.querySelector('.scroll')") == 0, "the leaderboard fits a wide page"
     page.screenshot(path=picture_folder() / "report-whole.png", full_page=True)
+    take_picture(page, "report", full_page=True, clip=box_of(page, "Winner against the untuned model", "Loss curves"))
 
 
 def test_the_report_reads_on_a_phone_and_on_paper(page: Any, record: TaskRecord) -> None:
-    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_viewport_size(PHONE)
     page.goto(Path(record.report_path or "").as_uri())
-    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wide == 0, "nothing but a table of its own scrolls sideways"
-    page.screenshot(path=picture_folder() / "report-phone.png", full_page=True)
+    assert sideways(page, "document.documentElement") == 0, "nothing but a table of its own scrolls sideways"
+    page.screenshot(path=picture_folder() / "report-phone-whole.png", full_page=True)
+    take_picture(page, "report-phone", full_page=True, clip=box_of(page, "Loss curves", "Loss curves"))
     page.pdf(path=picture_folder() / "report.pdf", format="A4")
     assert (picture_folder() / "report.pdf").stat().st_size > 10_000
-    page.set_viewport_size({"width": 1400, "height": 1000})
+    page.set_viewport_size(PAPER)
+    page.emulate_media(media="print")
+    assert sideways(page, "document.documentElement") == 0, "nothing is cut off at the edge of the paper"
+    take_picture(page, "report-print", full_page=True, clip=box_of(page, "Leaderboard", "Leaderboard"))
+    page.emulate_media(media="screen")
+    page.set_viewport_size(WIDE)
+
+
+def sideways(page: Any, element: str) -> int:
+    """CSS pixels by which an element's content is wider than it."""
+    wider: int = page.evaluate(f"{element}.scrollWidth - {element}.clientWidth")
+    return wider
+
+
+def box_of(page: Any, first: str, last: str) -> dict[str, float]:
+    """Where the sections of the report from this heading to that one stand, for a picture of them alone."""
+    sections = [
+        page.locator("section", has=page.get_by_role("heading", name=name, exact=True)) for name in (first, last)
+    ]
+    top, bottom = (section.bounding_box() for section in sections)
+    margin = 14
+    return {
+        "x": top["x"] - margin,
+        "y": top["y"],
+        "width": top["width"] + 2 * margin,
+        "height": bottom["y"] + bottom["height"] - top["y"] + margin,
+    }

@@ -60,7 +60,7 @@ def curve_chart(
     if scale is None:
         return None
     narrow = width < 560
-    frame = _frame(width, 300 if narrow else 420, scale, right=78 if narrow else 118)
+    frame = _frame(width, 314 if narrow else 434, scale, right=78 if narrow else 118)
     _draw_axes(frame, gates, narrow)
     ends: list[tuple[JobRow, float, float]] = []
     for row in drawn:
@@ -92,7 +92,7 @@ def _loss_scale(curves: Sequence[Curve], *, start: float, end: float) -> Scale |
 
 
 def _frame(width: float, height: float, scale: Scale, *, right: float) -> _Frame:
-    left, top, bottom = 44.0, 26.0, height - 40
+    left, top, bottom = 44.0, 40.0, height - 40
     canvas = Canvas(width, height, "Loss of every job over its own budget")
     y = Scale(low=scale.low, high=scale.high, start=bottom, end=top, log=scale.log)
     return _Frame(canvas=canvas, x=Scale(low=0, high=1, start=left, end=width - right), y=y, top=top, bottom=bottom)
@@ -105,13 +105,14 @@ def _draw_axes(frame: _Frame, gates: Sequence[float], narrow: bool) -> None:
         canvas.text(x.start - 6, y(tick) + 4, f"{tick:g}", "tick", "end")
     for tick in (0, 0.25, 0.5, 0.75, 1):
         canvas.text(x(tick), frame.bottom + 16, f"{100 * tick:g} %", "tick", "middle")
-    canvas.text(x.start, frame.top - 12, "loss, nats per token" + (" (log scale)" if y.log else ""), "axis")
+    canvas.text(x.start, frame.top - 26, "loss, nats per token" + (" (log scale)" if y.log else ""), "axis")
     canvas.text((x.start + x.end) / 2, frame.bottom + 34, "share of the job's own budget", "axis", "middle")
     labelled = x.start - GATE_LABEL_WIDTH
     for fraction in gates:
-        canvas.line(x(fraction), frame.top - 4, x(fraction), frame.bottom, "gate-line")
+        canvas.line(x(fraction), frame.top - 16, x(fraction), frame.bottom, "gate-line")
         if x(fraction) - labelled >= GATE_LABEL_WIDTH:
-            canvas.text(x(fraction) + 4, frame.top + 4, "gate", "axis")
+            # above the edge, where curves that leave the frame run along
+            canvas.text(x(fraction) + 4, frame.top - 8, "gate", "axis")
             labelled = x(fraction)
 
 

@@ -35,11 +35,12 @@ def fate_chart(
         SVG text; None when no job ended or no time passed.
     """
     states = {row.job_id: row.state for row in jobs}
-    ends = sorted((e.seconds, states[e.job_id]) for e in exits if e.job_id in states and states[e.job_id].is_end)
+    last = {e.job_id: e.seconds for e in sorted(exits, key=lambda e: e.seconds)}  # a revived job ends again
+    ends = sorted((seconds, states[i]) for i, seconds in last.items() if i in states and states[i].is_end)
     if not ends or total_seconds <= 0:
         return None
     narrow = width < 560
-    left, right, top, bottom = 34.0, 116.0 if narrow else 150.0, 28.0, 222.0
+    left, right, top, bottom = 34.0, 124.0 if narrow else 150.0, 28.0, 222.0
     canvas = Canvas(width, bottom + 40, "Jobs in the race and jobs ended over time")
     x = Scale(low=0, high=max(total_seconds, ends[-1][0]), start=left, end=width - right)
     y = Scale(low=0, high=len(jobs), start=bottom, end=top)
@@ -95,7 +96,7 @@ def _draw_stages(
 ) -> None:
     """Name a stage only where its name fits before the next one begins."""
     starts = [x(stage.seconds) for stage in stages]
-    for stage, at, following in zip(stages, starts, [*starts[1:], x.end + 60], strict=True):
+    for stage, at, following in zip(stages, starts, [*starts, x.end + 60][1:], strict=True):
         canvas.line(at, top - 4, at, bottom, "gate-line")
         if following - at > 7 * len(stage.stage) + 8 and not (narrow and at > x.end - 20):
             canvas.text(at + 3, top - 6, stage.stage, "axis")

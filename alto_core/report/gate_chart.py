@@ -16,6 +16,7 @@ REASON_TEXT: Mapping[str, str] = {
     **{reason: f"kept: {why}" for reason, why in wording.KEPT_BECAUSE.items()},
     "rank": "ended: others were better",
 }
+REVIVED_TEXT = "ended, revived later"
 ROW_HEIGHT = 22.0
 
 
@@ -45,7 +46,8 @@ def _draw_entry(
     name = entry.job_id if row is None else row.label
     css = "gate-kept" if entry.kept else "gate-ended"
     place = "" if entry.gate_rank is None else f"{entry.gate_rank}"
-    reason = REASON_TEXT.get(entry.reason, f"ended before: {entry.reason}")
+    was_revived = row is not None and row.was_revived_after(entry)
+    reason = REVIVED_TEXT if was_revived else REASON_TEXT.get(entry.reason, f"ended before: {entry.reason}")
     group = canvas.group(css, f"{entry.job_id}\n{reason}\nvalidation loss {wording.loss(entry.val_loss)}")
     group.text(18, y + 4, place, "tick", "end")
     group.text(26, y + 4, name.replace("lr ", "").replace(" · ", " ") if narrow else name, "label")
@@ -54,7 +56,9 @@ def _draw_entry(
         group.line(left, y, at, y, "stem")
         group.circle(at, y, 5, "mark" if entry.kept else "mark-open")
     if narrow:
-        short = "kept" if entry.kept else "ended" if entry.gate_rank is not None else "earlier"
+        short = (
+            "kept" if entry.kept else "earlier" if entry.gate_rank is None else "revived" if was_revived else "ended"
+        )
         group.text(canvas.width - 80, y + 4, short, "label")
         return
     if entry.gate_rank is not None:

@@ -22,7 +22,7 @@ class GatePoint:
     row: JobRow
     at_gate: float
     final: float | None
-    """Best validation loss; None for a job that the gate ended."""
+    """Best validation loss; None for a job that the gate ended for good."""
 
 
 def gate_points(gate: GateRecord, jobs: Sequence[JobRow]) -> tuple[GatePoint, ...]:
@@ -33,7 +33,7 @@ def gate_points(gate: GateRecord, jobs: Sequence[JobRow]) -> tuple[GatePoint, ..
         row = rows.get(entry.job_id)
         if row is None or entry.gate_rank is None or entry.val_loss is None or not math.isfinite(entry.val_loss):
             continue
-        final = row.best_val_loss if entry.kept else None
+        final = row.best_val_loss if entry.kept or row.was_revived_after(entry) else None
         if final is None or math.isfinite(final):
             points.append(GatePoint(row=row, at_gate=entry.val_loss, final=final))
     return tuple(points)

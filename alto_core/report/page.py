@@ -175,7 +175,7 @@ def _comparison_text(data: ReportData) -> str:
 
 
 def _clipped(sample: AnswerSample) -> dict[str, str]:
-    texts = {name: str(value) for name, value in vars(sample).items()}
+    texts = {name: str(value).strip("\n") for name, value in vars(sample).items()}
     return {name: text if len(text) <= MAX_SAMPLE else f"{text[:MAX_SAMPLE]} ..." for name, text in texts.items()}
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from alto_core import wording
-from alto_core.domain import JobState, LoraJob, TaskState
+from alto_core.domain import GateEntry, JobState, LoraJob, TaskState
 from alto_core.result import TaskResult
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class JobRow:
     @property
     def job_id(self) -> str:
         return self.job.job_id
+
+    def was_revived_after(self, entry: GateEntry) -> bool:
+        """Whether it went its whole way although this gate had ended it."""
+        return not entry.kept and entry.gate_rank is not None and self.state is JobState.FINISHED
 
     @property
     def label(self) -> str:

@@ -9,16 +9,19 @@ import pytest
 
 from alto_core.domain import GateEntry, JobState, LoraJob
 from alto_core.report import JobRow
+from alto_core.report.exit_charts import fate_chart
+from alto_core.report.gate_chart import gate_chart
 from alto_core.report.gate_scatter import gate_points, gate_scatter, rank_correlation
 from alto_core.report.heat_map import heat_map
+from alto_core.report.values import ExitTime
 from alto_core.result import GateRecord
 
 
-def row(rate: float, lora_rank: int, loss: float | None, seed: int = 0) -> JobRow:
+def row(rate: float, lora_rank: int, loss: float | None, seed: int = 0, state: JobState = JobState.FINISHED) -> JobRow:
     job = LoraJob(
         learning_rate=rate, lora_rank=lora_rank, lora_alpha=8, adapter_batch_size=4, target_modules=("q",), seed=seed
     )
-    return JobRow(job=job, state=JobState.FINISHED, total_steps=10, warmup_steps=1, step=10, best_val_loss=loss)
+    return JobRow(job=job, state=state, total_steps=10, warmup_steps=1, step=10, best_val_loss=loss)
 
 
 def gate(rows: list[JobRow], losses: list[float], kept: list[bool]) -> GateRecord:
@@ -49,7 +52,8 @@ def test_rank_correlation_against_known_values(
 
 
 def test_jobs_that_the_gate_ended_are_strokes_and_losses_that_are_no_numbers_are_left_out() -> None:
-    rows = [row(1e-3, i + 1, loss) for i, loss in enumerate([0.1, 0.2, 0.3, 0.5, math.nan])]
+    losses, ended = [0.1, 0.2, 0.3, 0.5, math.nan], JobState.UNDERPERFORMING
+    rows = [row(1e-3, i + 1, loss, state=ended if i == 3 else JobState.FINISHED) for i, loss in enumerate(losses)]
     points = gate_points(gate(rows, [1.0, 2.0, 3.0, 4.0, 5.0], [True, True, True, False, True]), rows)
     assert [point.final for point in points] == [0.1, 0.2, 0.3, None]
     picture = gate_scatter(points, winner=rows[0].job_id, width=880)
@@ -57,6 +61,17 @@ def test_jobs_that_the_gate_ended_are_strokes_and_losses_that_are_no_numbers_are
     tags = [e.tag.rpartition("}")[2] for e in ElementTree.fromstring(picture).iter() if "mark" in e.get("class", "")]
     assert (tags.count("circle"), tags.count("line")) == (3, 1)
     assert gate_scatter(points[:2], winner=None, width=880) is None
+
+
+def test_a_revived_job_counts_once_and_is_shown_where_it_got_to() -> None:
+    # The gate ended it, it came back and finished: two exits of one job.
+    rows = [row(1e-3, rank, 0.1 * rank) for rank in (1, 2, 3)]
+    made = gate(rows, [1.0, 2.0, 3.0], [True, True, False])
+    assert [point.final for point in gate_points(made, rows)] == [row.best_val_loss for row in rows]
+    assert "ended, revived later" in gate_chart(made, rows, width=880)
+    exits = [ExitTime(job_id=rows[i].job_id, seconds=at) for i, at in ((2, 5.0), (0, 8.0), (2, 9.0), (1, 9.5))]
+    picture = fate_chart(rows, exits, (), total_seconds=10.0, width=880)
+    assert picture is not None and "3 finished" in picture and "in the race: 0 at the end" in picture
 
 
 def heat(rows: list[JobRow], winner: str | None = None) -> tuple[list[str], list[float]]:

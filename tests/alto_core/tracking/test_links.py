@@ -17,9 +17,10 @@ def test_a_server_is_linked_without_its_password_and_the_embedded_one_where_alto
 
 
 def test_pages_of_runs_artifacts_and_models() -> None:
-    base = "http://127.0.0.1:5000"
-    assert run_url(base, "7", "a1") == f"{base}/#/experiments/7/runs/a1"
-    assert artifact_url(base, "7", "a1", "report.html") == f"{base}/#/experiments/7/runs/a1/artifacts/report.html"
-    assert model_url(base, "my replies") == f"{base}/#/models/my%20replies"
+    base, side = "http://127.0.0.1:5000", "workflowType=machine_learning"
+    assert run_url(base, "7", "a1") == f"{base}/#/experiments/7/runs/a1?{side}"
+    report = artifact_url(base, "7", "a1", "report.html")
+    assert report == f"{base}/#/experiments/7/runs/a1/artifacts/report.html?{side}"
+    assert model_url(base, "my replies") == f"{base}/#/models/my%20replies?{side}"
     address = urllib.parse.unquote(compare_url(base, "7", ["a", "b"]))
-    assert address == f'{base}/#/compare-runs?runs=["a","b"]&experiments=["7"]'
+    assert address == f'{base}/#/compare-runs?runs=["a","b"]&experiments=["7"]&{side}'

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -113,6 +116,18 @@ def test_registering_again_makes_no_second_version(tracker: Tracker, open_runs: 
     first = register(runs, job_id, adapter)
     assert register(tracker.task_runs("demo-1"), job_id, adapter) == first
     assert register(runs, job_id, change(adapter)).version == 2
+
+
+def test_a_job_whose_losses_were_no_numbers_can_be_registered(
+    registry: Registry, open_runs: Any, make: SimpleNamespace, adapter: Path
+) -> None:
+    # M1: MLflow takes no model at a step whose metric is no number, in some of its ways.
+    runs, (job_id,) = open_runs(1)
+    runs.log_steps([replace(record, train_loss=math.nan) for record in make.steps(job_id, 1, 4)])
+    runs.log_evaluations([make.evaluation(job_id, 4, (math.inf,))])
+    runs.flush()
+    assert register(runs, job_id, adapter).aliases == ("champion",)
+    assert registry.find("demo", "champion").run_id == runs.job_run_ids[job_id]
 
 
 def test_a_registration_that_died_before_its_alias_is_completed(
