@@ -144,7 +144,7 @@ def take_picture(page: Any, name: str, **options: Any) -> None:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(page.screenshot(**options))).convert("RGB")
-    picture.quantize(256, Image.Quantize.FASTOCTREE).save(picture_folder(is_kept=True) / f"{name}.png", optimize=True)
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE).save(picture_folder(is_kept=True) / f"{name}.png", optimize=True)
 
 
 def picture_folder(*, is_kept: bool = False) -> Path:
