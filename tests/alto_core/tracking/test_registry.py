@@ -14,7 +14,7 @@ import mlflow
 import pytest
 
 from alto_core.errors import TrackingError
-from alto_core.tracking import Registry, ServingFacts, Tracker, packaging
+from alto_core.tracking import Registry, ServingFacts, Tracker, connection, packaging
 from alto_core.tracking.packaging import packaged
 from alto_core.tracking.registry import check_alias
 
@@ -192,6 +192,7 @@ def test_a_failed_registration_leaves_no_version_and_works_later(
     def disk_full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(client, "log_model_artifacts", disk_full)
     with pytest.raises(TrackingError, match="No space left"):
         register(runs, job_id, adapter)

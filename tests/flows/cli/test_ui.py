@@ -82,7 +82,9 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 def test_the_comparison_page_lists_all_runs() -> None:
     url = compare_url("http://127.0.0.1:5000", "7", ["a", "b"])
-    assert url == "http://127.0.0.1:5000/#/compare-runs?runs=%5B%22a%22%2C%22b%22%5D&experiments=%5B%227%22%5D"
+    address, _, side = url.rpartition("&")
+    assert address == "http://127.0.0.1:5000/#/compare-runs?runs=%5B%22a%22%2C%22b%22%5D&experiments=%5B%227%22%5D"
+    assert side == "workflowType=machine_learning"
 
 
 @pytest.mark.slow
