@@ -8,7 +8,6 @@ Shape suffixes: see `segments`.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -155,7 +154,7 @@ def grouped_lora_linears(
         )
     for p, own in zip(projections, each, strict=True):
         _check((x_TI.shape[0], p.d_out), x_TI, p.a_RI, p.b_RO, own)
-        if not _have_one_layout(own, each[0]):
+        if not own.differ_in_ranks_only(each[0]):
             raise ValueError(
                 "grouped_lora_linears expects segments of one layout, but those of two projections differ in more than "
                 "which adapters they have: make both from one Segments by `without`"
@@ -163,12 +162,6 @@ def grouped_lora_linears(
     if overlap is None:
         overlap = x_TI.shape[0] <= OVERLAP_TOKENS or len(projections) == 1
     return _GroupedLoraLinears.apply(x_TI, projections[0].a_RI, projections, each, accumulate, overlap, unfinished)
-
-
-@functools.lru_cache(maxsize=64)
-def _have_one_layout(segments: Segments, others: Segments) -> bool:
-    """Cached, since all layers of a step ask the same."""
-    return segments.differ_in_ranks_only(others)
 
 
 class _GroupedLoraLinears(torch.autograd.Function):

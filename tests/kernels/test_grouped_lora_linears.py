@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -170,6 +172,18 @@ def test_segments_of_another_layout_are_refused() -> None:
         grouped_lora_linears(layers.x, layers.projections, [first, other])
     with pytest.raises(ValueError, match="2 projections and 1 segments"):
         grouped_lora_linears(layers.x, layers.projections, [first])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_keeps_segments_after_their_step(count: int) -> None:
+    # They are views of all inputs of a training pass.
+    segments = [make_segments(make_specs(dropout=0.0)) for _ in range(count)]
+    layers = Layers(segments, torch.float32, CPU)
+    with torch.no_grad():
+        grouped_lora_linears(layers.x, layers.projections, segments)
+    alive = [weakref.ref(own) for own in segments]
+    del layers, segments
+    assert not any(still() for still in alive)
 
 
 @pytest.mark.gpu
