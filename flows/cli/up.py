@@ -99,13 +99,17 @@ def _join(
 
 
 def worker_process(settings: Settings, pool: str) -> Process:
-    """A Prefect worker for a pool."""
+    """A Prefect worker for a pool. It starts runs in folders of their own, so it is told the home as a whole path."""
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--name", pool]
     return Process(
         name=f"worker {pool}",
         command=command,
         log_file=settings.home / "logs" / f"{pool}.log",
-        environment={"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONUNBUFFERED": "1"},
+        environment={
+            "ALTO_HOME": str(settings.home),
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PYTHONUNBUFFERED": "1",
+        },
     )
 
 
