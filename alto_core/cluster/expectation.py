@@ -14,12 +14,21 @@ MAX_RECORDS = 200
 
 
 def expected_seconds(task: TuningTask, num_tokens: int, store: Store) -> float:
+    """What is known of a task's duration, else an hour. The arguments are those of `known_seconds`."""
+    known = known_seconds(task, num_tokens, store)
+    return UNKNOWN_SECONDS if known is None else known
+
+
+def known_seconds(task: TuningTask, num_tokens: int, store: Store) -> float | None:
     """What the task file says; else tokens over the throughput profiled last with this model on as many GPUs.
 
     Args:
         task: the task.
         num_tokens: tokens of all jobs if none ends early, which makes it an upper estimate.
         store: where profiles are kept.
+
+    Returns:
+        Seconds; None where the task file says nothing and no such profile is kept.
     """
     if task.cluster.expected_minutes is not None:
         return task.cluster.expected_minutes * 60
@@ -28,7 +37,7 @@ def expected_seconds(task: TuningTask, num_tokens: int, store: Store) -> float:
         profile = store.profile(record.task_id)
         if profile and other.model == task.model and other.cluster.num_gpus == task.cluster.num_gpus:
             return num_tokens / max(profile.tokens_per_second, 1e-9)
-    return UNKNOWN_SECONDS
+    return None
 
 
 def share_left(jobs: Sequence[JobRecord]) -> float:

@@ -12,6 +12,7 @@ from alto_core.store.database import StorePart
 from alto_core.store.queue_records import HostRecord
 from alto_core.store.queue_rows import log_event
 from alto_core.store.tables import GpuRow, HostRow
+from alto_core.wording import plural
 
 
 class Fleet(StorePart):
@@ -42,7 +43,7 @@ class Fleet(StorePart):
                 session.delete(known[index])
             for index in sorted(set(gpus) - set(known)):
                 session.add(GpuRow(host_id=host_id, gpu=index))
-            log_event(session, "host-joined", f"{len(set(gpus))} GPUs", host_id=host_id)
+            log_event(session, "host-joined", plural(len(set(gpus)), "GPU"), host_id=host_id)
 
     def beat(self, host_id: str) -> bool:
         """A sign of life. Returns False when the host is not known or was taken for lost: it has to join again."""

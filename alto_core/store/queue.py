@@ -29,6 +29,7 @@ from alto_core.store.queue_rows import (
 )
 from alto_core.store.rows import task_row
 from alto_core.store.tables import GpuRow, HostRow, PlanRow, QueueEventRow, QueueRow, TaskRow
+from alto_core.wording import plural
 
 AFTER_STOP = {
     StopRequest.CANCEL: QueueState.ENDED,
@@ -68,7 +69,7 @@ class Queue(StorePart):
                 state=QueueState.WAITING,
             )
             session.add(row)
-            log_event(session, "submitted", f"{demand.num_gpus} GPUs, {demand.priority}", task_id=task_id)
+            log_event(session, "submitted", f"{plural(demand.num_gpus, 'GPU')}, {demand.priority}", task_id=task_id)
 
     def claim(self, task_id: str, host_id: str, gpus: Sequence[int]) -> int | None:
         """Take GPUs for a waiting task, all of them or none.
@@ -184,7 +185,8 @@ class Queue(StorePart):
             row = queue_row(session, task_id)
             require_owner(session, task_id, by, str(stop))
             if row.state == QueueState.ENDED:
-                raise StoreError(f"task {task_id}: got a task that has ended to {stop}, expected one in the queue")
+                state = task_row(session, task_id).state
+                raise StoreError(f"task {task_id}: got state {state} to {stop}, expected one that is in the queue")
             told = f"{row.state}, by {by.name}" if by and by.name else row.state
             log_event(session, f"asked-to-{stop}", told, task_id=task_id, host_id=row.host_id)
             if row.state == QueueState.RUNNING:
@@ -208,7 +210,7 @@ class Queue(StorePart):
             row = queue_row(session, task_id)
             require_owner(session, task_id, by, "unpause")
             if row.state != QueueState.PAUSED:
-                raise StoreError(f"task {task_id}: got a {row.state} task to unpause, expected a paused one")
+                raise StoreError(f"task {task_id}: got state {row.state} to unpause, expected paused")
             row.state = QueueState.WAITING
             session.add(row)
             log_event(session, "unpaused", "waits for GPUs", task_id=task_id)

@@ -67,8 +67,7 @@ def render_head(view: TaskView) -> RenderableType:
 
 
 def _header(view: TaskView) -> Text:
-    state = "preparing" if view.record is None else str(view.state)
-    text = Text.assemble((view.task_id, "bold"), "  ", (state, TASK_STYLES.get(view.state, "cyan")))
+    text = Text.assemble((view.task_id, "bold"), "  ", (view.state_word, TASK_STYLES.get(view.state, "cyan")))
     facts = [wording.duration(view.elapsed_seconds)]
     if view.seconds_left is not None and not view.state.is_end:
         facts.append(f"{'about' if view.is_forecast else 'at most'} {wording.duration(view.seconds_left)} left")

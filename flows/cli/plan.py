@@ -47,7 +47,8 @@ def _summary(plan: KeptPlan) -> str:
     if not plan.placements:
         return "Nothing to plan."
     late = f", deadlines missed by {wording.duration(plan.tardiness)} in sum" if plan.tardiness else ""
+    how = f"; by {plan.method}, {plan.solve_seconds:.1f} s" if plan.method else ""  # none where nothing waits
     return (
         f"all done in {wording.duration(plan.makespan)} at the latest, at most {wording.share(plan.gap, digits=1)} "
-        f"above the best plan{late}; by {plan.method}, {plan.solve_seconds:.1f} s"
+        f"above the best plan{late}{how}"
     )

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from alto_core import wording
 from alto_core.queue_states import QueueState
-from alto_core.settings import load_settings
+from alto_core.settings import Settings, load_settings
 from alto_core.store import Fleet, HostRecord, KeptPlan, Queue, QueueEntry
 from flows.cli.output import console_for, dump
 
@@ -34,9 +34,18 @@ def run_queue(*, as_json: bool) -> None:
     if not entries:
         console.print("The queue is empty. `alto submit FILE` adds a task.")
     else:
-        console.print(_entry_table(entries, plan))
+        console.print(_entry_table(entries, plan, hosts))
     console.print()
     console.print(_host_table(hosts) if hosts else "No host has joined. `alto up` starts one.")
+
+
+def place_in_queue(task_id: str, settings: Settings) -> str | None:
+    """Where a task stands, in words, for one that is in the queue; None for others."""
+    queue = Queue(settings)
+    entry = next((entry for entry in queue.entries() if entry.task_id == task_id), None)
+    if entry is None:
+        return None
+    return f"in the queue: {entry.state}, {_where(entry, queue.latest_plan(), Fleet(settings).hosts())}"
 
 
 def _entry_object(entry: QueueEntry, plan: KeptPlan | None) -> dict:
@@ -59,7 +68,7 @@ def _entry_object(entry: QueueEntry, plan: KeptPlan | None) -> dict:
     }
 
 
-def _entry_table(entries: tuple[QueueEntry, ...], plan: KeptPlan | None) -> Table:
+def _entry_table(entries: tuple[QueueEntry, ...], plan: KeptPlan | None, hosts: tuple[HostRecord, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name in ("task", "owner", "state", "priority", "GPUs", "where and when"):
         table.add_column(name, no_wrap=name != "where and when", justify="right" if name == "GPUs" else "left")
@@ -71,22 +80,34 @@ def _entry_table(entries: tuple[QueueEntry, ...], plan: KeptPlan | None) -> Tabl
             Text(state, style=STATE_STYLES.get(entry.state, "")),
             Text(str(entry.demand.priority)),
             str(entry.demand.num_gpus),
-            Text(_where(entry, _entry_object(entry, plan))),
+            Text(_where(entry, plan, hosts)),
         )
     return table
 
 
-def _where(entry: QueueEntry, content: dict) -> str:
-    now = datetime.now(UTC)
-    if content["refusal"] and entry.state is QueueState.WAITING:
+def _where(entry: QueueEntry, plan: KeptPlan | None, hosts: tuple[HostRecord, ...]) -> str:
+    """Where a task runs and for how long yet, or what it waits for."""
+    content, now = _entry_object(entry, plan), datetime.now(UTC)
+    gpus = f"{entry.host_id}, GPU {', '.join(map(str, entry.gpus))}"
+    if entry.state is QueueState.CLAIMED:
+        return f"{gpus}; its run starts"
+    if entry.state is QueueState.RUNNING:
+        end = content["planned_end"]
+        if end is None:
+            return gpus
+        return f"{gpus}; at most {wording.duration((end - now).total_seconds())} left" if end > now else f"{gpus}; late"
+    if entry.state is QueueState.PAUSED:
+        return f"until `alto unpause {entry.task_id}`"
+    if all(host.is_lost for host in hosts):
+        return "until a host is there: `alto up` starts one"
+    if content["refusal"]:
         return f"cannot be planned: {content['refusal']}"
-    end = content["planned_end"]
-    left = wording.duration((end - now).total_seconds()) if end else wording.NOTHING
-    if entry.state.holds_gpus:
-        return f"{entry.host_id}, GPU {', '.join(map(str, entry.gpus))}; at most {left} left"
-    if entry.state is QueueState.WAITING and content["planned_start"]:
-        return f"starts in {wording.duration((content['planned_start'] - now).total_seconds())} at the latest"
-    return wording.NOTHING
+    start = content["planned_start"]
+    if start is None:
+        return "not planned yet"
+    return (
+        f"starts in {wording.duration((start - now).total_seconds())} at the latest" if start > now else "starts next"
+    )
 
 
 def _host_table(hosts: tuple[HostRecord, ...]) -> Table:
@@ -96,6 +117,6 @@ def _host_table(hosts: tuple[HostRecord, ...]) -> Table:
     for host in hosts:
         held = "  ".join(f"{gpu}: {holder or 'free'}" for gpu, holder in host.holders.items())
         silent = (datetime.now(UTC) - host.heartbeat_at).total_seconds()
-        state = Text("lost", style="bold red") if host.is_lost else Text("there", style="green")
+        state = Text("gone", style="yellow") if host.is_lost else Text("there", style="green")
         table.add_row(Text(host.host_id), state, Text(held), f"{wording.duration(silent)} ago")
     return table

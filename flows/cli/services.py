@@ -136,6 +136,22 @@ class RunningService(RunningProcess):
             time.sleep(0.2)
 
 
+def start_together(services: Sequence[Service], stack: contextlib.ExitStack) -> list[RunningService]:
+    """Start servers side by side and return when all of them answer; the stack stops them when it is closed.
+
+    Raises:
+        ServiceError: a port is taken, or one of them ended or does not answer in time.
+    """
+    running: list[RunningService] = []
+    for service in services:
+        started = RunningService(service)
+        stack.callback(started.stop)
+        running.append(started)
+    for started in running:
+        started.wait_until_up()
+    return running
+
+
 def require_free_port(name: str, port: int) -> None:
     """Raise `ServiceError` when something already listens there."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -145,7 +161,7 @@ def require_free_port(name: str, port: int) -> None:
         except OSError as error:
             raise ServiceError(
                 f"port {port} for {name} cannot be used: got {error.strerror}, expected a free port on {LOOPBACK}. "
-                f"Stop what listens there, or choose another with --{name.lower()}-port."
+                f"Stop what listens there, maybe `alto up` or `alto ui`, or choose another with --{name.lower()}-port."
             ) from None
 
 

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from alto_core import wording
 from alto_core.cluster.dead_tasks import end_dead_tasks
-from alto_core.settings import load_settings
+from alto_core.settings import Settings, load_settings
 from alto_core.store import Store, TaskRecord
 from flows.cli.live_view import MEDIUM, TASK_STYLES, render_view
 from flows.cli.outcome import outcome_object, print_outcome
 from flows.cli.output import console_for, dump
+from flows.cli.queue import place_in_queue
 from flows.cli.tune import POLL_SECONDS, make_display
 from flows.cli.view import Watcher
 
@@ -48,7 +49,10 @@ def run_status(task_id: str | None, *, follow: bool, as_json: bool) -> None:
             print_outcome(view, settings, console)
         else:
             console.print(render_view(view, width=console.size.width, height=None))
+            _print_place(task_id, settings, console)
         return
+    if not as_json:
+        _print_place(task_id, settings, console)
     display = make_display(settings, sys.stdout, as_json=as_json, plain=False)
     view = watcher.look()
     while not view.state.is_end:
@@ -57,6 +61,12 @@ def run_status(task_id: str | None, *, follow: bool, as_json: bool) -> None:
         view = watcher.look()
     display.show(view)
     display.finish(view)
+
+
+def _print_place(task_id: str, settings: Settings, console: Console) -> None:
+    """What a task of the queue waits for, or where it runs."""
+    if place := place_in_queue(task_id, settings):
+        console.print(Text(place, style="dim"), soft_wrap=True)
 
 
 def _print_tasks(tasks: tuple[TaskRecord, ...], console: Console, *, as_json: bool) -> None:

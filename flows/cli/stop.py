@@ -14,6 +14,7 @@ from alto_core.queue_states import QueueState, StopRequest
 from alto_core.settings import load_settings, prepare_environment
 from alto_core.store import Queue, Store
 from flows.cli.identity import who
+from flows.cli.output import busy
 
 PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.2
@@ -31,6 +32,21 @@ def run_stop(task_id: str, stop: StopRequest) -> None:
     queue = Queue(settings)
     started = time.monotonic()
     queue.request_stop(task_id, stop, by=who(settings))
+    with busy("waiting until its GPUs are free"):
+        _wait_until_free(task_id, queue)
+        if stop is StopRequest.CANCEL and not Store(settings).task(task_id).state.is_end:
+            from alto_core.lifecycle import end_task
+            from alto_core.workspace import Workspace
+
+            end_task(Workspace(task_id, settings), TaskState.CANCELLED, "cancelled")
+    word = {StopRequest.CANCEL: "cancelled", StopRequest.PAUSE: "paused"}[stop]
+    if queue.entry(task_id).state is QueueState.ENDED:
+        word = str(Store(settings).task(task_id).state)  # it may have finished in the meantime
+    typer.echo(f"{task_id}: {word} after {wording.duration(time.monotonic() - started)}")
+
+
+def _wait_until_free(task_id: str, queue: Queue) -> None:
+    started = time.monotonic()
     while queue.entry(task_id).state.holds_gpus:
         if time.monotonic() - started > PATIENCE_SECONDS:
             host_id = queue.entry(task_id).host_id
@@ -39,15 +55,6 @@ def run_stop(task_id: str, stop: StopRequest) -> None:
                 "running there? When its lease is over, `alto reconcile` takes them back."
             )
         time.sleep(POLL_SECONDS)
-    if stop is StopRequest.CANCEL and not Store(settings).task(task_id).state.is_end:
-        from alto_core.lifecycle import end_task
-        from alto_core.workspace import Workspace
-
-        end_task(Workspace(task_id, settings), TaskState.CANCELLED, "cancelled")
-    word = {StopRequest.CANCEL: "cancelled", StopRequest.PAUSE: "paused"}[stop]
-    if queue.entry(task_id).state is QueueState.ENDED:
-        word = str(Store(settings).task(task_id).state)  # it may have finished in the meantime
-    typer.echo(f"{task_id}: {word} after {wording.duration(time.monotonic() - started)}")
 
 
 def run_cancel_job(task_id: str, job: str) -> None:

@@ -14,7 +14,7 @@ from alto_core.ownership import UNNAMED
 from alto_core.queue_states import Priority
 from alto_core.result import TaskResult
 from alto_core.settings import Settings, load_settings, prepare_environment
-from alto_core.store import Demand, Fleet, Queue, Store
+from alto_core.store import Demand, Fleet, HostRecord, Queue, Store
 from flows.cli.identity import who
 from flows.cli.output import busy, console_for, dump, stdout_for
 
@@ -50,51 +50,62 @@ def run_clone(task_id: str, *, changes: Sequence[str], from_winner: bool, as_jso
 def _submit(task: TuningTask, *, as_json: bool) -> str:
     settings = load_settings()
     prepare_environment(settings)
+    hosts = _hosts(settings)
     with stdout_for(as_json) as stream:
         with busy("reading the rows and the model's structure"):
-            task_id, num_jobs, demand = _put_into_queue(task, settings)
+            task_id, num_jobs, demand, is_known = _put_into_queue(task, hosts, settings)
         _announce(settings, task_id)
         if as_json:
             content = {"event": "submitted", "task_id": task_id, "num_jobs": num_jobs, **vars(demand)}
             print(dump(content), file=stream)
             return task_id
         console = console_for(stream)
+        takes = wording.duration(demand.expected_seconds)
         console.print(
             f"{task_id}: {wording.plural(num_jobs, 'job')}, {wording.plural(demand.num_gpus, 'GPU')}, "
-            f"{demand.priority}, expected to take {wording.duration(demand.expected_seconds)} at most",
+            f"{demand.priority}, "
+            + (f"expected to take {takes} at most" if is_known else f"planned as {takes}: this model has not run yet"),
             markup=False,
             soft_wrap=True,
         )
+        if not hosts:
+            console.print("  It waits until a host is there: `alto up` starts one.", style="yellow")
         console.print(f"  alto status {task_id} --follow   alto queue   alto plan", markup=False, style="dim")
         return task_id
 
 
-def _put_into_queue(task: TuningTask, settings: Settings) -> tuple[str, int, Demand]:
-    """The task's id, how many jobs it has, and what it asks for."""
+def _put_into_queue(task: TuningTask, hosts: Sequence[HostRecord], settings: Settings) -> tuple[str, int, Demand, bool]:
+    """The task's id, how many jobs it has, what it asks for, and whether anything is known of the time it takes."""
     # here, because it takes torch and transformers; a wrong field is told before that
-    from alto_core.cluster.expectation import expected_seconds
+    from alto_core.cluster.expectation import UNKNOWN_SECONDS, known_seconds
     from alto_core.estimation import gpus_needed
     from alto_core.preparation import create_task, plan_task
 
     plan = plan_task(task)
     store = Store(settings)
-    gpu_bytes, most = _largest_host(settings)
+    gpu_bytes, most = _largest(hosts)
     num_gpus = gpus_needed(plan, gpu_bytes=gpu_bytes, most=most)
-    demand = _demand(task, num_gpus, expected_seconds(task, plan.num_tokens, store))
+    seconds = known_seconds(task, plan.num_tokens, store)
+    demand = _demand(task, num_gpus, UNKNOWN_SECONDS if seconds is None else seconds)
     task_id = store.new_task_id(task.name)
     create_task(plan, task_id, settings)
     Queue(settings).submit(task_id, demand)
-    return task_id, len(plan.jobs), demand
+    return task_id, len(plan.jobs), demand, seconds is not None
 
 
-def _largest_host(settings: Settings) -> tuple[int, int]:
-    """Memory of each GPU and their number, of the host with most memory in all; without hosts nothing is known."""
+def _hosts(settings: Settings) -> tuple[HostRecord, ...]:
+    """Those that are there."""
     fleet = Fleet(settings)
     try:
-        hosts = [(host.gpu_bytes, len(host.holders)) for host in fleet.hosts() if not host.is_lost]
+        return tuple(host for host in fleet.hosts() if not host.is_lost)
     finally:
         fleet.close()
-    return max(hosts, key=lambda host: host[0] * host[1], default=(2**63, 1))
+
+
+def _largest(hosts: Sequence[HostRecord]) -> tuple[int, int]:
+    """Memory of each GPU and their number, of the host with most memory in all; without hosts nothing is known."""
+    sizes = [(host.gpu_bytes, len(host.holders)) for host in hosts]
+    return max(sizes, key=lambda size: size[0] * size[1], default=(2**63, 1))
 
 
 def _demand(task: TuningTask, num_gpus: int, seconds: float) -> Demand:

@@ -127,7 +127,7 @@ class PlainDisplay:
 
     def show(self, view: TaskView) -> None:
         if not self._greeted:
-            self._console.print(f"task {view.task_id}: preparing", markup=False)
+            self._console.print(f"task {view.task_id}: {view.state_word}", markup=False)
             self._greeted = True
         if view.record is None:
             return

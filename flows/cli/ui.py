@@ -15,7 +15,7 @@ from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store, TaskRecord
 from flows.cli.interruption import sigterm_as_ctrl_c
 from flows.cli.output import console_for
-from flows.cli.services import LOOPBACK, RunningService, Service, ServiceError
+from flows.cli.services import LOOPBACK, RunningService, Service, ServiceError, start_together
 
 MAX_COMPARED_RUNS = 20
 
@@ -32,14 +32,8 @@ def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
     services = embedded_services(settings, mlflow_port, prefect_port)
     with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
         try:
-            running = []
-            for service in services:
-                started = RunningService(service)
-                stack.callback(started.stop)
-                running.append(started)
             console.print(Text(f"Starting {' and '.join(s.name for s in services) or 'nothing'} ...", style="dim"))
-            for started in running:
-                started.wait_until_up()
+            running = start_together(services, stack)
             # a database's address may hold a password, a server's does not
             mlflow_url = _base_url(services, "MLflow") or without_secrets(settings.mlflow_tracking_uri)
             prefect_url = _base_url(services, "Prefect") or (settings.prefect_api_url or "").removesuffix("/api")

@@ -20,7 +20,8 @@ from alto_core.errors import TaskFileError
 from alto_core.settings import Settings, load_settings, prepare_environment
 from flows.cli.interruption import sigterm_as_ctrl_c
 from flows.cli.output import console_for
-from flows.cli.services import Process, RunningProcess, RunningService, ServiceError
+from flows.cli.queue_log import QueueLog
+from flows.cli.services import Process, RunningProcess, RunningService, Service, ServiceError, start_together
 from flows.cli.ui import embedded_services
 
 LOOK_SECONDS = 0.5
@@ -43,15 +44,12 @@ def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port
     services = embedded_services(settings, mlflow_port, prefect_port) if is_first else []
     with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
         try:
-            console.print(Text(f"Starting {' and '.join(s.name for s in services) or host_id} ...", style="dim"))
-            running: list[RunningProcess] = []
-            for service in services:
-                started = RunningService(service)
-                stack.callback(started.stop)
-                running.append(started)
-                started.wait_until_up()
-                if service.name == "Prefect":
-                    os.environ["PREFECT_API_URL"] = f"{service.url}/api"
+            console.print(Text(_starting(host_id, services), style="dim"))
+            servers = start_together(services, stack)
+            for server in servers:
+                if server.name == "Prefect":
+                    os.environ["PREFECT_API_URL"] = f"{server.service.url}/api"
+            running: list[RunningProcess] = [*servers]
             _join(settings, host_id, indices, gpu_bytes, is_first, running, stack, console)
         except KeyboardInterrupt:
             console.print(Text("Stopping: tasks go back into the queue at their checkpoints ...", style="dim"))
@@ -85,17 +83,37 @@ def _join(
         running.append(worker)
     agent = HostAgent(settings, host_id=host_id, gpus=gpus, gpu_bytes=gpu_bytes)
     agent.join()
+    log = QueueLog(settings, host_id)
     stack.enter_context(agent.watching())
     stack.callback(agent.leave)  # before the workers end, which would kill their runs
-    address = os.environ["PREFECT_API_URL"].removesuffix("/api")
-    console.print(f"{host_id}: {wording.plural(len(gpus), 'GPU')} ready   Prefect {address}", markup=False)
-    console.print(Text("alto submit FILE adds a task. Ctrl-C stops this host.", style="dim"))
+    for line in _greeting(settings, host_id, len(gpus), running):
+        console.print(line, markup=False, soft_wrap=True)
     while True:
         for process in running:
             if process.has_ended:
                 raise ServiceError(f"{process.name} has ended. Its log is {process.log_file}.")
         agent.plan()
+        for line in log.new_lines():
+            console.print(Text(line, style="dim"), soft_wrap=True)
         time.sleep(LOOK_SECONDS)
+
+
+def _starting(host_id: str, services: Sequence[Service]) -> str:
+    if not services:
+        return f"Starting {host_id} ..."
+    names = " and ".join(service.name for service in services)
+    return f"Starting {names}; the first time they make their databases, which takes up to a minute ..."
+
+
+def _greeting(settings: Settings, host_id: str, num_gpus: int, running: Sequence[RunningProcess]) -> list[str]:
+    """Where everything is, and what to do next."""
+    urls = {process.name: process.service.url for process in running if isinstance(process, RunningService)}
+    urls.setdefault("Prefect", os.environ["PREFECT_API_URL"].removesuffix("/api"))
+    addresses = "   ".join(f"{name} {url}" for name, url in urls.items())
+    return [
+        f"{host_id}: {wording.plural(num_gpus, 'GPU')} ready   {addresses}",
+        f"`alto submit FILE` adds a task, in this folder or with ALTO_HOME={settings.home}. Ctrl-C stops this host.",
+    ]
 
 
 def worker_process(settings: Settings, pool: str) -> Process:

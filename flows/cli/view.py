@@ -38,6 +38,10 @@ class TaskView:
         return TaskState.QUEUED if self.record is None else self.record.state
 
     @property
+    def state_word(self) -> str:
+        return "preparing" if self.record is None else str(self.record.state)
+
+    @property
     def stage(self) -> Stage | None:
         return None if self.record is None or not self.record.stage else Stage(self.record.stage)
 
@@ -57,7 +61,7 @@ class Watcher:
     store: Store
     task_id: str
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """Used until the task's own start is known."""
+    """Used until the task has a record, which knows when it was made and started."""
     last_event_id: int = 0
     """Only later events are new."""
     _recent: tuple[EventRecord, ...] = ()
@@ -96,7 +100,7 @@ class Watcher:
             self._recent = (*self._recent, event)[-RECENT_EVENTS:]
 
     def _elapsed(self, record: TaskRecord | None) -> float:
-        started = record.started_at if record and record.started_at else self.started
+        started = (record.started_at or record.created_at) if record else self.started
         ended = record.ended_at if record and record.ended_at else datetime.now(UTC)
         return max(0.0, (ended - started).total_seconds())
 
