@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+from collections.abc import Callable
 
-_WAIT_THEN_END = 'read -r _; kill "$1" 2>/dev/null'
-"""`read` returns when the other end of the pipe is closed, and the system closes it when its process is gone."""
+_WAIT_THEN_END = 'read -r _ || kill "$1" 2>/dev/null'
+"""`read` fails when the other end of the pipe is closed, and the system closes it when its process is gone."""
 
 
-def end_with_this_process(pid: int) -> None:
-    """From now on the process `pid` gets SIGTERM when this one is gone.
+def end_with_this_process(pid: int) -> Callable[[], None]:
+    """From now on the process `pid` gets SIGTERM when this one is gone, unless what is returned was called before.
 
     A shell waits for that at the other end of a pipe, which nobody writes into. Ctrl-C, which a terminal sends to all
     processes of a command, does not end the shell: a blocked signal stays blocked in a child.
     """
-    waits, _held_until_the_end = os.pipe()
+    waits, held_until_the_end = os.pipe()
     try:
         os.posix_spawn(
             "/bin/sh",
@@ -26,3 +28,10 @@ def end_with_this_process(pid: int) -> None:
         )
     finally:
         os.close(waits)
+
+    @functools.cache
+    def call_off() -> None:
+        os.write(held_until_the_end, b"\n")
+        os.close(held_until_the_end)
+
+    return call_off

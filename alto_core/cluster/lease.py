@@ -64,7 +64,7 @@ def held_gpus(
         raise
     finally:
         keeper.stop()
-        state = _settled(entry, state, queue, settings)
+        state, reason = _settled(entry, state, reason, queue, settings)
         queue.release(task_id, attempt, state, reason, died=died)
         queue.close()
 
@@ -109,8 +109,10 @@ def _check_visible_gpus(entry: QueueEntry, environ: Mapping[str, str]) -> None:
         )
 
 
-def _settled(entry: QueueEntry, state: QueueState, queue: Queue, settings: Settings) -> QueueState:
-    """What the queue shall say after a run, and the task's own record made to agree.
+def _settled(
+    entry: QueueEntry, state: QueueState, reason: str, queue: Queue, settings: Settings
+) -> tuple[QueueState, str]:
+    """What the queue shall say after a run and why, and the task's own record made to agree.
 
     A task that came to its end has ended, even if the request to stop came in its last second. A run that was
     interrupted before its stages, or while it wrote down its end, must not leave its task open; unless the task is
@@ -118,11 +120,12 @@ def _settled(entry: QueueEntry, state: QueueState, queue: Queue, settings: Setti
     """
     store = Store(settings)
     try:
-        if store.task(entry.task_id).state.is_end:
-            return QueueState.ENDED
+        task_state = store.task(entry.task_id).state
+        if task_state.is_end:
+            return QueueState.ENDED, str(task_state)
         if state is QueueState.ENDED and queue.entry(entry.task_id).attempt == entry.attempt:
             store.end_task(entry.task_id, TaskState.CANCELLED, "the run ended before its end was recorded")
-        return state
+        return state, reason
     finally:
         store.close()
 

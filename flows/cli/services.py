@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from alto_core.errors import AltoError
+from flows.end_together import end_with_this_process
 
 LOOPBACK = "127.0.0.1"
 STOP_SECONDS = 10.0
@@ -52,7 +53,7 @@ class Service(Process):
 
 
 class RunningProcess:
-    """A started process, in a group of its own, so that stopping reaches its children."""
+    """A started process, in a group of its own, so that stopping reaches its children. It never outlives this one."""
 
     def __init__(self, process: Process):
         self.name, self.log_file = process.name, process.log_file
@@ -66,6 +67,7 @@ class RunningProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._no_longer_end_together = end_with_this_process(self._process.pid)
 
     @property
     def has_ended(self) -> bool:
@@ -80,6 +82,7 @@ class RunningProcess:
             for member in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
+            self._no_longer_end_together()  # the id may be another's by then
 
     def _family(self) -> list[psutil.Process]:
         try:

@@ -23,6 +23,14 @@ end_with_this_process(child.pid)
 print(child.pid, flush=True)
 time.sleep(600)
 """
+SERVICE = """
+import time
+from pathlib import Path
+from flows.cli.services import Process, RunningProcess
+started = RunningProcess(Process(name="it", command=["sleep", "600"], log_file=Path("/dev/null"), environment={}))
+print(started._process.pid, flush=True)
+time.sleep(600)
+"""
 SERVER = """
 import time
 from alto_core.settings import load_settings, prepare_environment
@@ -42,14 +50,15 @@ def _child_of_a_killed(code: str, environment: dict[str, str], *, ctrl_c_first: 
         [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, start_new_session=True
     )
     assert command.stdout is not None
-    child = psutil.Process(int(command.stdout.readline()))
+    with command.stdout:  # the child holds its other end
+        child = psutil.Process(int(command.stdout.readline()))
     assert child.is_running()
     if ctrl_c_first:  # a terminal sends it to all; who waits for the end must not end by it
         for other in psutil.Process(command.pid).children():
             if other.pid != child.pid:
                 other.send_signal(signal.SIGINT)
     command.kill()
-    command.communicate()
+    command.wait()
     return child
 
 
@@ -63,9 +72,19 @@ def _has_ended(process: psutil.Process) -> bool:
     return True
 
 
-def test_a_child_ends_when_its_parent_is_killed() -> None:
+@pytest.mark.parametrize("code", [SLEEPER, SERVICE], ids=["child", "service"])
+def test_a_child_ends_when_its_parent_is_killed(code: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    assert _has_ended(_child_of_a_killed(SLEEPER, environment, ctrl_c_first=True))
+    assert _has_ended(_child_of_a_killed(code, environment, ctrl_c_first=True))
+
+
+def test_a_child_may_be_let_live_after_all() -> None:
+    code = SLEEPER.replace("end_with_this_process(child.pid)", "end_with_this_process(child.pid)()")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    child = _child_of_a_killed(code, environment, ctrl_c_first=False)
+    time.sleep(1)  # for a shell that waited nevertheless
+    assert child.is_running()
+    child.kill()
 
 
 @pytest.mark.slow

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,9 @@ import pytest
 
 from alto_core.config import TuningTask
 from alto_core.domain import TaskState
-from alto_core.queue_states import Priority, QueueState
+from alto_core.queue_states import Priority, QueueState, StopRequest
 from alto_core.settings import Settings
-from alto_core.store import Demand, Fleet, Queue, Store
+from alto_core.store import Demand, Fleet, KeptPlacement, KeptPlan, Queue, Store
 from tests.conftest import NO_PROCESS
 
 from .conftest import Invoke
@@ -56,9 +59,16 @@ def test_a_submitted_task_is_recorded_with_what_it_asks_for(
     assert entry.demand.expected_seconds == 3600, "nothing is known of this model"
     assert len(Store(settings).jobs(entry.task_id)) == 2
 
+    assert "planned as 1 h 00 min: this model has not run yet" in invoke("clone", entry.task_id).stdout
+    known = invoke("clone", entry.task_id, "--set", "cluster.expected_minutes=90").stdout
+    assert "expected to take 1 h 30 min at most" in known
+    assert "waits until a host is there: `alto up`" in known
+    Fleet(settings).join("left", gpus=(0,), gpu_bytes=0, work_pool="alto-left")
+
     clone = invoke("clone", entry.task_id, "--set", "search_space.lora_rank=[2, 4]", "--set", "cluster.num_gpus=2")
     assert clone.exit_code == 0, clone.output
-    assert "tiny-2: 4 jobs, 2 GPUs, urgent" in clone.stdout
+    assert "tiny-4: 4 jobs, 2 GPUs, urgent" in clone.stdout
+    assert "waits until" not in clone.stdout
     refused = invoke("clone", entry.task_id, "--from-winner")
     assert (refused.exit_code, "one that has registered a winner" in refused.stderr) == (7, True)
 
@@ -95,6 +105,43 @@ def test_the_queue_shows_tasks_and_hosts(invoke: Invoke, settings: Settings, que
     assert lines[1]["holders"] == {"0": "made-1", "1": "made-1"}
 
 
+def test_a_task_of_the_queue_says_what_it_waits_for(invoke: Invoke, settings: Settings, queued: str) -> None:
+    def told() -> str:
+        texts = [invoke("queue").stdout, invoke("status", queued).stdout]
+        (place,) = re.findall(r"in the queue: (\w+, .*)", texts[1])
+        assert place.partition(", ")[2] in texts[0], "both commands say the same"
+        return str(place)
+
+    def plan_for(start: timedelta, end: timedelta) -> None:
+        now = datetime.now(UTC)
+        place = KeptPlacement(task_id=queued, host_id="left", gpus=(0, 1), start=now + start, end=now + end)
+        kept = KeptPlan(at=now, reason="", placements=(place,), refusals={}, makespan=1, bound=1, gap=0.0, tardiness=0,
+                        method="", solver_status="", solve_seconds=0.0)  # fmt: skip
+        queue.keep_plan(kept)
+
+    queue, hour = Queue(settings), timedelta(hours=1)
+    assert told() == "waiting, not planned yet"
+    plan_for(hour - timedelta(seconds=0.5), 2 * hour)
+    assert told().startswith("waiting, starts in 59 min")
+    plan_for(-hour, hour)
+    assert told() == "waiting, starts next"
+    invoke("pause", queued)
+    assert told() == f"paused, until `alto unpause {queued}`"
+    invoke("unpause", queued)
+    attempt = queue.claim(queued, "left", [0, 1])
+    assert attempt is not None and told() == "claimed, left, GPU 0, 1; its run starts"
+    queue.begin(queued, attempt, os.getpid())
+    assert told().startswith("running, left, GPU 0, 1; at most 59 min")
+    plan_for(-hour, -hour)
+    assert told() == "running, left, GPU 0, 1; late"
+    queue.release(queued, attempt, QueueState.WAITING, "made room")
+    Fleet(settings).leave("left")
+    assert told() == "waiting, until a host is there: `alto up` starts one"
+    assert "gone" in invoke("queue").stdout
+    queue.request_stop(queued, StopRequest.CANCEL)
+    assert "in the queue" not in invoke("status", queued).stdout
+
+
 def test_an_empty_cluster_says_what_to_do(invoke: Invoke) -> None:
     text = invoke("queue").stdout
     assert "`alto submit FILE`" in text
@@ -114,11 +161,14 @@ def test_the_plan_is_shown_and_written_and_starts_nothing(
         assert "made-1" in (tmp_path / name).read_text()
     assert "left 0 |aaaa" in result.stdout
     assert "huge-1 cannot be planned: num_gpus: got 3, expected at most 2" in result.stdout
+    assert "best plan; by longest, 0." in result.stdout
     assert Queue(settings).entry(queued).state is QueueState.WAITING
     (content,) = (json.loads(line) for line in invoke("plan", "--json").stdout.splitlines())
     assert (content["makespan"], content["bound"], content["gap"]) == (600, 600, 0)
     refused = invoke("plan", "--out", str(tmp_path / "plan.png"))
     assert (refused.exit_code, "ends in .svg or .html" in refused.stderr) == (2, True)
+    Queue(settings).claim(queued, "left", [0, 1])
+    assert "above the best plan\n" in invoke("plan").stdout, "what runs was placed by nobody now"
 
 
 def test_a_waiting_task_is_paused_and_let_go_again(invoke: Invoke, settings: Settings, queued: str) -> None:
@@ -126,7 +176,8 @@ def test_a_waiting_task_is_paused_and_let_go_again(invoke: Invoke, settings: Set
     assert Queue(settings).entry(queued).state is QueueState.PAUSED
     assert "waits for GPUs" in invoke("unpause", queued).stdout
     assert Queue(settings).entry(queued).state is QueueState.WAITING
-    assert invoke("unpause", queued).exit_code == 7
+    refused = invoke("unpause", queued)
+    assert (refused.exit_code, "got state waiting to unpause, expected paused" in refused.stderr) == (7, True)
     assert invoke("pause", "nobody-1").exit_code == 7
 
 
@@ -140,7 +191,8 @@ def test_a_waiting_task_is_cancelled_in_every_record(invoke: Invoke, settings: S
 
     run = MlflowClient(settings.mlflow_tracking_uri).get_run(Store(settings).task(task_id).parent_run_id)
     assert run.info.status == "KILLED"
-    assert invoke("cancel", task_id).exit_code == 7
+    refused = invoke("cancel", task_id)
+    assert (refused.exit_code, "got state cancelled to cancel, expected one that is in" in refused.stderr) == (7, True)
 
 
 def test_reconcile_says_what_it_found(
