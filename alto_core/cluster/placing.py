@@ -5,8 +5,9 @@ from __future__ import annotations
 from alto_core.cluster.situation import Situation, kept_plan, read_situation
 from alto_core.queue_states import QueueState, StopRequest
 from alto_core.scheduling.admission import admit
+from alto_core.scheduling.effort import PlannerOptions
 from alto_core.scheduling.instance import Instance, Placement, Plan
-from alto_core.scheduling.planner import ESTIMATE_SLACK, PlannerOptions, make_plan
+from alto_core.scheduling.planner import ESTIMATE_SLACK, make_plan
 from alto_core.scheduling.preemption import tasks_to_preempt
 from alto_core.settings import Settings
 from alto_core.store import Queue

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from alto_core.queue_states import Priority
+from alto_core.scheduling.effort import PlannerOptions
 from alto_core.scheduling.instance import Instance, RunningTask, WaitingTask
-from alto_core.scheduling.planner import PlannerOptions, plan_instance
+from alto_core.scheduling.planner import plan_instance
 
 QUICK = PlannerOptions(seconds=0)
 

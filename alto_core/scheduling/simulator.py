@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from alto_core.queue_states import Priority
+from alto_core.scheduling.effort import PlannerOptions
 from alto_core.scheduling.gpu_choice import choose_gpus
 from alto_core.scheduling.instance import Host, Instance, Placement, RunningTask, WaitingTask
 from alto_core.scheduling.list_scheduling import list_schedule
-from alto_core.scheduling.planner import PlannerOptions, plan_instance
+from alto_core.scheduling.planner import plan_instance
 
 Policy = Callable[[Instance], Sequence[Placement]]
 Order = Callable[[Iterable[WaitingTask]], Sequence[WaitingTask]]

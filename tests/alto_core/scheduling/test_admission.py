@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from alto_core.scheduling.admission import MAX_SECONDS, TaskRequest, admit
+from alto_core.scheduling.effort import PlannerOptions
 from alto_core.scheduling.instance import Host
-from alto_core.scheduling.planner import PlannerOptions, make_plan
+from alto_core.scheduling.planner import make_plan
 
 HOSTS = (Host(host_id="a", gpus=(0, 1, 2, 3), gpu_bytes=100), Host(host_id="b", gpus=(0, 1), gpu_bytes=500))
 

@@ -13,9 +13,10 @@ import pytest
 from alto_core.queue_states import Priority
 from alto_core.scheduling import inter_task, list_scheduling
 from alto_core.scheduling.bounds import makespan_bound
+from alto_core.scheduling.effort import PlannerOptions
 from alto_core.scheduling.instance import Booking, Host, Instance, Plan
 from alto_core.scheduling.list_scheduling import list_schedule
-from alto_core.scheduling.planner import PlannerOptions, plan_instance
+from alto_core.scheduling.planner import plan_instance
 from alto_core.scheduling.validate import plan_faults
 
 from .conftest import best_makespan, hosts, random_instance, task
@@ -51,7 +52,8 @@ def test_ctrl_c_still_interrupts_after_a_plan_was_solved() -> None:
     """In a process of its own: a solver that takes the signal for itself would end this one."""
     script = """
 import os, signal
-from alto_core.scheduling.planner import PlannerOptions, plan_instance
+from alto_core.scheduling.effort import PlannerOptions
+from alto_core.scheduling.planner import plan_instance
 from tests.alto_core.scheduling.conftest import random_instance
 
 signal.signal(signal.SIGINT, signal.default_int_handler)

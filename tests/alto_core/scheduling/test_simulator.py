@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from alto_core.scheduling import list_scheduling
-from alto_core.scheduling.planner import PlannerOptions
+from alto_core.scheduling.effort import PlannerOptions
 from alto_core.scheduling.simulator import Policy, SimulatedTask, Simulation, listed, planned, simulate
 
 from .conftest import hosts
