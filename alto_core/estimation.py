@@ -21,8 +21,9 @@ from alto_core.profiling import (
 )
 from alto_core.profiling.gpu_kinds import CONTEXT_BYTES, GpuKind
 from alto_core.profiling.task_profile import SAFETY_SHARE
+from alto_core.savings import savings_of
 from alto_core.scheduling.memory_model import MemoryModel
-from alto_core.scheduling.prediction import Forecast, PassSpeed, SideCosts, expected_savings
+from alto_core.scheduling.prediction import Forecast, PassSpeed, SideCosts
 from alto_core.settings import Settings
 from alto_core.store import Store
 
@@ -108,7 +109,7 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
             gates=gates,
             num_ranks=layout.num_ranks,
         )
-        savings = expected_savings(preset, store.past_savings(preset))
+        savings = savings_of(preset, store)
         return forecast_task(ahead, known_speed, costs, savings=savings, gate_fraction=gate_fraction)
 
     adapter_bytes = model.slot_bytes(packing.capacity.rank_rows // layout.num_ranks)

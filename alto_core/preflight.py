@@ -24,9 +24,10 @@ from alto_core.profiling import (
     shape_of_backbone,
     shape_of_model,
 )
+from alto_core.savings import savings_of
 from alto_core.scheduling.memory_model import MemoryModel, ModelShape
 from alto_core.scheduling.model_profile import ModelProfile
-from alto_core.scheduling.prediction import Forecast, expected_savings
+from alto_core.scheduling.prediction import Forecast
 from alto_core.store import EventDraft
 from alto_core.workspace import Workspace
 
@@ -81,7 +82,7 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         ahead,
         known.speed,
         known.costs.once_loaded(is_compiled=is_new),
-        savings=expected_savings(task.early_exit.preset, store.past_savings(task.early_exit.preset)),
+        savings=savings_of(task.early_exit.preset, store),
         gate_fraction=gate_fraction,
     )
     store.save_profile(workspace.task_id, measured)

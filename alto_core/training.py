@@ -25,7 +25,7 @@ from alto_core.parking import thin_to_budget
 from alto_core.profiling import allocated_bytes, leaked_memory
 from alto_core.result import GateRecord
 from alto_core.resuming import open_cut, reserve_of, runs_of, settle
-from alto_core.scheduling.prediction import expected_savings
+from alto_core.savings import savings_of
 from alto_core.store import EventDraft
 from alto_core.supervision import Supervisor
 from alto_core.task_engine import open_engine
@@ -174,13 +174,12 @@ def _thin(workspace: Workspace) -> None:
 
 
 def _supervisor(workspace: Workspace, runs: TaskRuns, policy: Policy, earlier: EarlierRun) -> Supervisor:
-    preset = workspace.task.early_exit.preset
     return Supervisor(
         task_id=workspace.task_id,
         policy=policy,
         runs=runs,
         store=workspace.store,
         decisions=workspace.decisions,
-        savings=expected_savings(preset, workspace.store.past_savings(preset)),
+        savings=savings_of(workspace.task.early_exit.preset, workspace.store),
         earlier=earlier,
     )

@@ -288,19 +288,6 @@ class Store(StorePart):
             row = session.get(ProfileRow, key)
             return None if row is None else ModelProfile.from_json(row.profile)
 
-    def past_savings(self, preset: str, limit: int = 50) -> tuple[float, ...]:
-        """Share of the training rows that each finished task of an early-exit preset saved, the newest tasks first."""
-        savings = []
-        for record in self.tasks():
-            if record.state is TaskState.FINISHED and record.task.early_exit.preset == preset:
-                jobs = self.jobs(record.task_id)
-                planned = sum(job.total_steps * job.job.rows_per_update for job in jobs)
-                trained = sum(job.step * job.job.rows_per_update for job in jobs)
-                savings.append(1 - trained / planned if planned else 0.0)
-            if len(savings) == limit:
-                break
-        return tuple(savings)
-
 
 def _now() -> datetime:
     return datetime.now(UTC)

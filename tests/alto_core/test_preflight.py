@@ -18,6 +18,7 @@ from alto_core.preflight import profile_task
 from alto_core.preparation import create_task, plan_task
 from alto_core.profiling import Layout, profile_key, shape_of_backbone, shape_of_model
 from alto_core.profiling.gpu_kinds import GPU_KINDS, gpu_kind
+from alto_core.savings import past_savings
 from alto_core.settings import load_settings
 from alto_core.store import JobUpdate
 from alto_core.workspace import Workspace
@@ -109,7 +110,7 @@ def test_savings_are_learned_from_finished_tasks_of_the_same_preset(
     ends = [JobUpdate(job_id=job_id, state=JobState.UNDERPERFORMING, step=5) for job_id in jobs[1:]]
     store.update_jobs("tiny-1", [JobUpdate(job_id=jobs[0], state=JobState.FINISHED, step=20), *ends])
     preset = workspace.task.early_exit.preset
-    assert store.past_savings(preset) == ()
+    assert past_savings(preset, store) == ()
     store.end_task("tiny-1", TaskState.FINISHED)
-    assert store.past_savings(preset) == pytest.approx((1 - 45 / 120,))
-    assert store.past_savings("none" if preset != "none" else "paper") == ()
+    assert past_savings(preset, store) == pytest.approx((1 - 45 / 120,))
+    assert past_savings("none" if preset != "none" else "paper", store) == ()
