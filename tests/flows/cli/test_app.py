@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from alto_core.errors import DataError, EngineError, ModelError, StoreError, TaskFileError, TrackingError
+from alto_core.errors import (
+    AltoError,
+    DataError,
+    EngineError,
+    ModelError,
+    OwnerError,
+    StoreError,
+    TaskFileError,
+    TrackingError,
+)
 from flows.cli import validate as validate_module
-from flows.cli.app import app
+from flows.cli.app import PANELS, app
+from flows.cli.interruption import CANCELLED_EXIT_CODE
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "mlflow", "prefect", "transformers", "pandas", "sqlmodel", "pydantic", "jinja2")
@@ -44,9 +55,10 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         check=True,
         timeout=60,
     )
-    commands = "tune validate status report explain revive audit clean replay curves ui doctor"
-    for command in commands.split():
-        assert command in done.stdout
+    commands = [command for panel in PANELS.values() for command in panel.commands.registered_commands]
+    assert len(commands) > 20
+    for command in commands:
+        assert (command.name or getattr(command.callback, "__name__", "")) in done.stdout
     loaded, seconds = done.stdout.splitlines()[-1].rsplit("]", 1)
     assert loaded == "["
     assert float(seconds) < 1.0
@@ -72,6 +84,8 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str]) -> None:
         (EngineError("memory"), 5),
         (TrackingError("away"), 6),
         (StoreError("unknown"), 7),
+        (OwnerError("bob's"), 8),
+        (AltoError("a port is taken"), 1),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
@@ -94,6 +108,14 @@ def test_each_error_is_one_message_with_its_exit_code(
         }
     else:
         assert result.stdout == ""
+
+
+def test_the_exit_codes_are_the_documented_ones() -> None:
+    section = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    kinds = {AltoError, *AltoError.__subclasses__()}
+    usage = 2  # of the command line, as of a task file
+    assert documented == {0, usage, CANCELLED_EXIT_CODE} | {kind.exit_code for kind in kinds}
 
 
 def test_a_bug_keeps_its_traceback_and_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
