@@ -14,8 +14,8 @@ _WAIT_THEN_END = 'read -r _ || kill "$1" 2>/dev/null'
 def end_with_this_process(pid: int) -> Callable[[], None]:
     """From now on the process `pid` gets SIGTERM when this one is gone, unless what is returned was called before.
 
-    A shell waits for that at the other end of a pipe, which nobody writes into. Ctrl-C, which a terminal sends to all
-    processes of a command, does not end the shell: a blocked signal stays blocked in a child.
+    A shell waits for that at the other end of a pipe. Ctrl-C, and the hang-up of a terminal that is closed, reach all
+    processes of a command and do not end the shell: a blocked signal stays blocked in a child.
     """
     waits, held_until_the_end = os.pipe()
     try:
@@ -24,7 +24,7 @@ def end_with_this_process(pid: int) -> Callable[[], None]:
             ["sh", "-c", _WAIT_THEN_END, "sh", str(pid)],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, waits, 0)],
-            setsigmask=[signal.SIGINT],
+            setsigmask=[signal.SIGINT, signal.SIGHUP],
         )
     finally:
         os.close(waits)

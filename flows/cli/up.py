@@ -70,8 +70,7 @@ def _join(
     from flows.host import HostAgent
     from flows.reconcile import sweep
 
-    for finding in sweep():  # what died while nobody looked
-        console.print(Text(finding.text, style="dim"))
+    sweep()  # what died while nobody looked; it warns of it
     deploy_host(host_id)
     pools = [pool_name(host_id)]
     if is_first:

@@ -44,7 +44,7 @@ time.sleep(600)
 """
 
 
-def _child_of_a_killed(code: str, environment: dict[str, str], *, ctrl_c_first: bool) -> psutil.Process:
+def _child_of_a_killed(code: str, environment: dict[str, str], *, from_terminal: bool) -> psutil.Process:
     """The process whose id the code prints, after the code's own process was killed."""
     command = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, start_new_session=True
@@ -53,10 +53,11 @@ def _child_of_a_killed(code: str, environment: dict[str, str], *, ctrl_c_first: 
     with command.stdout:  # the child holds its other end
         child = psutil.Process(int(command.stdout.readline()))
     assert child.is_running()
-    if ctrl_c_first:  # a terminal sends it to all; who waits for the end must not end by it
+    if from_terminal:  # by Ctrl-C, or by being closed, it tells all; who waits for the end must not end by it
         for other in psutil.Process(command.pid).children():
             if other.pid != child.pid:
                 other.send_signal(signal.SIGINT)
+                other.send_signal(signal.SIGHUP)
     command.kill()
     command.wait()
     return child
@@ -75,13 +76,13 @@ def _has_ended(process: psutil.Process) -> bool:
 @pytest.mark.parametrize("code", [SLEEPER, SERVICE], ids=["child", "service"])
 def test_a_child_ends_when_its_parent_is_killed(code: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    assert _has_ended(_child_of_a_killed(code, environment, ctrl_c_first=True))
+    assert _has_ended(_child_of_a_killed(code, environment, from_terminal=True))
 
 
 def test_a_child_may_be_let_live_after_all() -> None:
     code = SLEEPER.replace("end_with_this_process(child.pid)", "end_with_this_process(child.pid)()")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    child = _child_of_a_killed(code, environment, ctrl_c_first=False)
+    child = _child_of_a_killed(code, environment, from_terminal=False)
     time.sleep(1)  # for a shell that waited nevertheless
     assert child.is_running()
     child.kill()
@@ -93,4 +94,4 @@ def test_a_killed_command_leaves_no_prefect_server_behind(empty_prefect_database
     shutil.copy(empty_prefect_database, tmp_path / "home" / "prefect" / "prefect.db")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"ALTO_HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
-    assert _has_ended(_child_of_a_killed(SERVER, environment, ctrl_c_first=False))
+    assert _has_ended(_child_of_a_killed(SERVER, environment, from_terminal=False))
