@@ -59,7 +59,7 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ServiceError, match=rf"port {port} for MLflow .*--mlflow-port"):
+        with pytest.raises(ServiceError, match=rf"port {port} for MLflow .*maybe `alto up` or `alto ui`.*--mlflow-port"):
             RunningService(_service(tmp_path, ["true"], port))
     assert not (tmp_path / "a").exists()
 
