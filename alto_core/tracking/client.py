@@ -39,16 +39,6 @@ class Tracker:
     def __init__(self, settings: Settings):
         self._settings, self._connection = settings, Connection(settings)
 
-    @property
-    def seconds_spent(self) -> float:
-        """Wall time that callers were held up by this tracker and its runs."""
-        return self._connection.callers.seconds
-
-    @property
-    def seconds_in_background(self) -> float:
-        """Wall time that its side threads worked; it overlaps with training."""
-        return self._connection.background.seconds
-
     @timed
     def open_task(self, task: TuningTask, task_id: str, jobs: Sequence[LoraJob], data: DatasetSummary) -> TaskRuns:
         """The runs of a task: a parent, and one child per job for ever. Creates what is missing, keeps what is there.

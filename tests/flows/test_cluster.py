@@ -24,6 +24,7 @@ from alto_core.store import Demand, Fleet, Queue, Store
 from alto_core.tracking import Tracker
 from flows.deployments import deploy_host
 from flows.reconcile import sweep, take_back
+from flows.resume import resume
 from flows.schedule import schedule, schedule_here
 from flows.tune import tune_queued, tune_result
 from tests.conftest import NO_PROCESS
@@ -93,7 +94,11 @@ def test_a_paused_task_goes_on_from_its_checkpoint_to_the_same_result(
     assert 10 in steps, "the joint step after the one at which it was asked"
 
     monkeypatch.setattr(Store, "update_jobs", asked)
+    with pytest.raises(StoreError, match=r"in the queue of the cluster, paused\. `alto unpause` lets it go on"):
+        resume(paused)
     queue.unpause(paused)
+    with pytest.raises(StoreError, match=r"in the queue of the cluster, waiting\. It goes on by itself"):
+        resume(paused)
     tune_queued(paused, claim(queue, paused, monkeypatch))
     columns = ["job_id", "state", "step", "gate_rank", "best_val_loss"]
     ours, theirs = (tune_result(task_id).leaderboard[columns] for task_id in (paused, whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -15,9 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
+from alto_core.settings import Settings
+from alto_core.store import Store
 from alto_core.tracking.links import compare_url
-from flows.cli import services
+from flows.cli import services, ui
 from flows.cli.services import RunningService, Service, ServiceError, answers
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -59,7 +63,9 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ServiceError, match=rf"port {port} for MLflow .*maybe `alto up` or `alto ui`.*--mlflow-port"):
+        with pytest.raises(
+            ServiceError, match=rf"port {port} for MLflow .*maybe `alto up` or `alto ui`.*--mlflow-port"
+        ):
             RunningService(_service(tmp_path, ["true"], port))
     assert not (tmp_path / "a").exists()
 
@@ -85,6 +91,18 @@ def test_the_comparison_page_lists_all_runs() -> None:
     address, _, side = url.rpartition("&")
     assert address == "http://127.0.0.1:5000/#/compare-runs?runs=%5B%22a%22%2C%22b%22%5D&experiments=%5B%227%22%5D"
     assert side == "workflowType=machine_learning"
+
+
+def test_links_lead_to_the_latest_task_in_both_uis(settings: Settings, finished_task: str) -> None:
+    Store(settings).set_task_fields(finished_task, registered_name="made", flow_run_id="8f14")
+    shown = io.StringIO()
+    ui._print_links(settings, "http://127.0.0.1:5000", "http://127.0.0.1:4200", Console(file=shown, width=120))
+    assert [line.split()[-1] for line in shown.getvalue().splitlines()] == [
+        "http://127.0.0.1:5000",
+        "http://127.0.0.1:4200",
+        "http://127.0.0.1:5000/#/models/made",
+        "http://127.0.0.1:4200/runs/flow-run/8f14",
+    ]
 
 
 @pytest.mark.slow
