@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from alto_core.store import Store
 from alto_core.tracking import Tracker
 from alto_core.workspace import Workspace
 from flows.api import TuneResult, leaderboard, tune
+from tests.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.slow]
 
@@ -50,6 +52,22 @@ def test_what_is_scored_is_said_before_it_is_measured(first: TuneResult) -> None
     said = [e.text for e in Store(load_settings()).events(first.task_id) if e.kind == "scoring"]
     assert len(said) == 2 and said[0].endswith("validation rows") and said[1].endswith("test rows")
     assert "adapter" in said[0] and said[1].startswith("1 adapter and the untuned model on ")
+
+
+@pytest.mark.usefixtures("shared_home")
+def test_the_example_in_python_says_what_a_task_came_to(
+    first: TuneResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it, but that the task has been tuned already."""
+    example = runpy.run_path(str(REPOSITORY / "examples" / "python_api.py"))
+    monkeypatch.setitem(example["main"].__globals__, "tune", lambda task: first)
+    file = tmp_path / "task.yaml"
+    file.write_text(Store(load_settings()).task(first.task_id).task.model_dump_json(exclude_unset=True))
+    example["main"](str(file))
+    told = capsys.readouterr().out
+    assert told.startswith("6 jobs, ")
+    assert f"{first.winner}: {first.adapter_folder}, registered as tiny version 1" in told
+    assert "untuned model" in told and told.rstrip().endswith("report.html")
 
 
 @pytest.mark.usefixtures("shared_home")
