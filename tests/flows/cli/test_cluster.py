@@ -210,6 +210,15 @@ def test_reconcile_says_what_it_found(
     assert queue.entry(queued).state is QueueState.WAITING
 
 
+def test_reconcile_ends_a_task_whose_command_was_killed(invoke: Invoke, settings: Settings, task: TuningTask) -> None:
+    store = Store(settings)
+    store.add_task("made-1", task)
+    store.start_task("made-1")
+    assert "made-1" in invoke("reconcile").stdout
+    assert store.task("made-1").state is TaskState.FAILED
+    assert "Nothing was dead" in invoke("reconcile").stdout
+
+
 @pytest.mark.parametrize("gpus", ["", "a", "0,0", "0,-1", "0,1,"])
 def test_up_refuses_a_list_that_names_no_gpus(invoke: Callable[..., Any], gpus: str) -> None:
     result = invoke("up", "--gpus", gpus)
