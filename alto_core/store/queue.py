@@ -186,7 +186,7 @@ class Queue(StorePart):
             require_owner(session, task_id, by, str(stop))
             if row.state == QueueState.ENDED:
                 state = task_row(session, task_id).state
-                raise StoreError(f"task {task_id}: got state {state} to {stop}, expected one that is in the queue")
+                raise StoreError(f"task {task_id} has ended ({state}), expected one in the queue to {stop}")
             told = f"{row.state}, by {by.name}" if by and by.name else row.state
             log_event(session, f"asked-to-{stop}", told, task_id=task_id, host_id=row.host_id)
             if row.state == QueueState.RUNNING:
@@ -210,7 +210,7 @@ class Queue(StorePart):
             row = queue_row(session, task_id)
             require_owner(session, task_id, by, "unpause")
             if row.state != QueueState.PAUSED:
-                raise StoreError(f"task {task_id}: got state {row.state} to unpause, expected paused")
+                raise StoreError(f"task {task_id}: got state {row.state} to unpause, expected a paused one")
             row.state = QueueState.WAITING
             session.add(row)
             log_event(session, "unpaused", "waits for GPUs", task_id=task_id)

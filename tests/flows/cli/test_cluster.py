@@ -177,7 +177,7 @@ def test_a_waiting_task_is_paused_and_let_go_again(invoke: Invoke, settings: Set
     assert "waits for GPUs" in invoke("unpause", queued).stdout
     assert Queue(settings).entry(queued).state is QueueState.WAITING
     refused = invoke("unpause", queued)
-    assert (refused.exit_code, "got state waiting to unpause, expected paused" in refused.stderr) == (7, True)
+    assert (refused.exit_code, "got state waiting to unpause, expected a paused one" in refused.stderr) == (7, True)
     assert invoke("pause", "nobody-1").exit_code == 7
 
 
@@ -192,7 +192,10 @@ def test_a_waiting_task_is_cancelled_in_every_record(invoke: Invoke, settings: S
     run = MlflowClient(settings.mlflow_tracking_uri).get_run(Store(settings).task(task_id).parent_run_id)
     assert run.info.status == "KILLED"
     refused = invoke("cancel", task_id)
-    assert (refused.exit_code, "got state cancelled to cancel, expected one that is in" in refused.stderr) == (7, True)
+    assert (refused.exit_code, "has ended (cancelled), expected one in the queue to cancel" in refused.stderr) == (
+        7,
+        True,
+    )
 
 
 def test_reconcile_says_what_it_found(
