@@ -20,7 +20,7 @@ from rich.console import Console
 
 from alto_core.settings import Settings
 from alto_core.store import Store
-from alto_core.tracking.links import compare_url
+from alto_core.tracking.links import compare_url, model_url
 from flows.cli import services, ui
 from flows.cli.services import RunningService, Service, ServiceError, answers
 
@@ -100,7 +100,7 @@ def test_links_lead_to_the_latest_task_in_both_uis(settings: Settings, finished_
     assert [line.split()[-1] for line in shown.getvalue().splitlines()] == [
         "http://127.0.0.1:5000",
         "http://127.0.0.1:4200",
-        "http://127.0.0.1:5000/#/models/made",
+        model_url("http://127.0.0.1:5000", "made"),
         "http://127.0.0.1:4200/runs/flow-run/8f14",
     ]
 
