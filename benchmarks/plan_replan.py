@@ -155,7 +155,7 @@ def schedule_seconds() -> list[float]:
 
 def idle_share(latency_seconds: int) -> float:
     """GPU time lost to this latency in a day of tasks on four hosts."""
-    from alto_core.scheduling.planner import PlannerOptions
+    from alto_core.scheduling.effort import PlannerOptions
     from alto_core.scheduling.simulator import SimulatedTask, planned, simulate
 
     draw = random.Random(0)
