@@ -17,8 +17,9 @@ from plan_cases import PACKAGES, made_hosts, made_instance, write_rows
 
 from alto_core.scheduling import list_scheduling
 from alto_core.scheduling.bounds import makespan_bound
+from alto_core.scheduling.effort import PlannerOptions
 from alto_core.scheduling.instance import Instance, WaitingTask
-from alto_core.scheduling.effort import ESTIMATE_SLACK, PlannerOptions
+from alto_core.scheduling.planner import ESTIMATE_SLACK
 from alto_core.scheduling.simulator import SimulatedTask, listed, planned, simulate
 
 SEEDS = 20
