@@ -18,7 +18,7 @@ from alto_core.device import is_out_of_memory
 from alto_core.engine.backbone import Backbone, load_backbone
 from alto_core.engine.engine import Engine
 from alto_core.engine.messages import Answer, Call, Outcome, receive, send
-from alto_core.engine.ranks import BROKEN_EXIT_CODE, RankSetup
+from alto_core.engine.rank_setup import BROKEN_EXIT_CODE, RankSetup
 from alto_core.engine.sharding import ShardedLayers
 
 PATIENCE = timedelta(hours=1)

@@ -29,6 +29,7 @@ from alto_core.config import ModelSection
 from alto_core.engine.backbone import release_backbone
 from alto_core.engine.launcher import Launcher
 from alto_core.engine.messages import Answer, Call, Outcome, receive, send
+from alto_core.engine.rank_setup import BROKEN_EXIT_CODE, RankSetup
 from alto_core.errors import AltoError, EngineError, ModelError, RankLostError
 
 EXIT_SECONDS = 10.0
@@ -39,20 +40,6 @@ ALL_ENDED = "All ranks have ended and their devices are free; the task can be re
 STDERR = 2
 SHOWN_LINES = 15
 """Of what a rank wrote before it died."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankSetup:
-    """What a rank is told before anything else."""
-
-    rank: int
-    num_ranks: int
-    device: str
-    section: ModelSection
-    sharded: bool
-    """Each rank holds a part of the decoder layers; else all of the model."""
-    folder: Path
-    """Where the ranks of the group meet."""
 
 
 @dataclass(eq=False)
@@ -244,10 +231,6 @@ class RankGroup:
             self._launcher.wait_for(rank.process_id, EXIT_SECONDS)
         self._ranks = []
         self._folder.cleanup()
-
-
-BROKEN_EXIT_CODE = 70
-"""Of a rank that has said why it ends."""
 
 
 def _answer_of(rank: _Rank) -> Answer | None:
