@@ -27,6 +27,7 @@ from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.engine.backbone import Backbone
 from alto_core.engine.engine import UNTUNED
 from alto_core.engine.export import WEIGHTS
+from alto_core.engine.quantized_linear import quantized_layers
 from alto_core.whole_files import whole_file
 
 ROWS_PER_ROUND = 256
@@ -139,7 +140,8 @@ def fingerprint(backbone: Backbone) -> tuple[Any, ...]:
     """
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32}
     sums = []
-    for parameter in backbone.model.parameters():
+    packed = (tensor for layer in quantized_layers(backbone.model) for tensor in layer.stored)
+    for parameter in (*backbone.model.parameters(), *packed):
         own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         bits = own.detach().contiguous().view(whole[own.element_size()]).sum(dtype=torch.int64)
         if isinstance(parameter, DTensor):

@@ -9,6 +9,7 @@ Shape suffixes: T tokens, I input and O output features.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,10 +50,10 @@ class Nf4Linear(nn.Linear):
         return unpacked
 
     @property
-    def num_bytes(self) -> int:
-        """Of the packed weight and its scales."""
+    def stored(self) -> tuple[Tensor, ...]:
+        """What stands for the weight: packed values, their scales, the scales' own, and the tables of both."""
         scales = self._state.state2
-        return sum(t.nbytes for t in (self._packed, self._state.absmax, self._state.code, scales.absmax, scales.code))
+        return self._packed, self._state.absmax, scales.absmax, self._state.code, scales.code
 
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
@@ -110,6 +111,11 @@ def quantize_layers(model: Any, device: torch.device) -> None:
         setattr(model.get_submodule(parent), child, Nf4Linear(linear))
 
 
+def quantized_layers(model: Any) -> Iterator[Nf4Linear]:
+    """The model's packed layers."""
+    return (module for module in model.modules() if isinstance(module, Nf4Linear))
+
+
 def quantized_parameters(model: Any) -> int:
     """How many of the model's parameters are packed."""
-    return sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, Nf4Linear))
+    return sum(layer.in_features * layer.out_features for layer in quantized_layers(model))

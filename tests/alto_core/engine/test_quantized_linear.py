@@ -13,10 +13,12 @@ from torch import nn
 
 from alto_core.config import TuningTask
 from alto_core.engine import quantized_linear
+from alto_core.engine.backbone import release_backbone
 from alto_core.engine.quantized_linear import Nf4Linear, check_quantization
 from alto_core.errors import TaskFileError
 from alto_core.preparation import plan_task
 from alto_core.profiling import shape_of_backbone, shape_of_model
+from alto_core.references import fingerprint
 from alto_core.scheduling.memory_model import NF4_BYTES
 
 TABLES = 4 * (16 + 256) + 4
@@ -31,7 +33,8 @@ def linear() -> nn.Linear:
 
 def test_a_packed_weight_takes_what_the_arithmetic_says_and_is_near_the_whole_one(linear: nn.Linear) -> None:
     packed = Nf4Linear(linear)
-    assert packed.num_bytes == pytest.approx(NF4_BYTES * linear.weight.numel() + TABLES, rel=0.01)
+    num_bytes = sum(tensor.nbytes for tensor in packed.stored)
+    assert num_bytes == pytest.approx(NF4_BYTES * linear.weight.numel() + TABLES, rel=0.01)
     assert (packed.weight - linear.weight).abs().max() < 0.16 * linear.weight.abs().max()
     assert (packed.weight.shape, packed.weight.dtype) == (linear.weight.shape, linear.weight.dtype)
 
@@ -58,6 +61,18 @@ def test_all_but_head_and_embedding_is_packed_and_counted(tiny: Any) -> None:
     assert loaded.quantized_parameters == ahead.quantized_parameters == sum(x.d_in * x.d_out for x in backbone.layers)
     assert loaded.num_parameters == whole.num_parameters
     assert loaded.backbone_bytes == ahead.backbone_bytes < whole.backbone_bytes
+
+
+def test_measurements_of_a_packed_model_are_not_taken_for_anothers(tiny: Any) -> None:
+    whole = fingerprint(tiny.backbone())
+    backbone = tiny.backbone(quantization="nf4")
+    packed = fingerprint(backbone)
+    first = backbone.model.get_submodule(backbone.layers[0].name)
+    first.stored[0][0] += 1
+    try:
+        assert len({str(one) for one in (whole, packed, fingerprint(backbone))}) == 3
+    finally:
+        release_backbone()  # the next test is not to be given this one
 
 
 def test_what_cannot_be_packed_is_refused_before_anything_is_loaded(
