@@ -58,4 +58,9 @@ def remedies(
         halved = dataclasses.replace(model, shape=dataclasses.replace(model.shape, element_bytes=2))
         if fits(job, longest_row, halved):
             found.append("model.dtype: bfloat16")
+    if not model.shape.quantized_parameters and model.shape.num_ranks == 1:
+        # Nearly all parameters of decoder layers are linear ones.
+        shape = dataclasses.replace(model.shape, quantized_parameters=model.shape.layer_parameters)
+        if fits(job, longest_row, dataclasses.replace(model, shape=shape)):
+            found.append("model.quantization: nf4")
     return tuple(found)

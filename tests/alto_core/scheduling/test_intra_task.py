@@ -127,6 +127,16 @@ def test_recomputed_parts_take_less_and_their_remedy_is_named() -> None:
     assert "58.7 GiB, but 35 GiB may be used" in arithmetic(MemoryModel(shape=LLAMA_8B), job("a", batch=4), **bounds)
 
 
+def test_a_model_that_does_not_fit_whole_is_offered_in_4_bits() -> None:
+    shape = dataclasses.replace(LLAMA_8B, layer_parameters=32 * 218_112_000)
+    packed = dataclasses.replace(shape, quantized_parameters=shape.layer_parameters)
+    assert packed.backbone_bytes / GIB == pytest.approx(5.72, rel=0.01) and shape.backbone_bytes / GIB > 14.9
+    bounds = {"budget_bytes": 12 * GIB, "longest_row": 512, "label_share": 0.5}
+    assert remedies(MemoryModel(shape=shape), job("a", batch=1), **bounds) == ("model.quantization: nf4",)
+    assert remedies(MemoryModel(shape=packed), job("a", batch=40), **bounds) != ()
+    assert "model.quantization: nf4" not in remedies(MemoryModel(shape=packed), job("a", batch=40), **bounds)
+
+
 def test_a_fit_finds_scale_and_fixed_part_and_tells_its_residual() -> None:
     sizes = [PassSize(tokens=tokens, labels=tokens // 2, lora_rank=16) for tokens in (200, 1000, 5000)]
     exact = [(size, round(1.2 * LLAMA_8B.activation_bytes(size) + 5e8)) for size in sizes]
