@@ -226,7 +226,8 @@ class RankGroup:
         for rank in self._ranks:
             rank.connection.close()
             if self._launcher.exit_code(rank.process_id) is None:
-                os.kill(rank.process_id, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended in between
+                    os.kill(rank.process_id, signal.SIGKILL)
         for rank in self._ranks:
             self._launcher.wait_for(rank.process_id, EXIT_SECONDS)
         self._ranks = []

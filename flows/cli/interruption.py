@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 CANCELLED_EXIT_CODE = 130
@@ -23,3 +23,31 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def lasting_ctrl_c() -> Iterator[Callable[[], None]]:
+    """As `sigterm_as_ctrl_c`, for a loop that runs until it is interrupted; it calls what this yields in each round.
+
+    Python drops an exception that is raised in a finalizer. What this yields raises `KeyboardInterrupt` again.
+    """
+    is_asked = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        is_asked = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if is_asked:
+            raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell has the command ignore it
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

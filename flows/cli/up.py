@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -18,7 +18,7 @@ from alto_core.config import NAME_PATTERN
 from alto_core.device import gpus_of_this_machine
 from alto_core.errors import TaskFileError
 from alto_core.settings import Settings, load_settings, prepare_environment
-from flows.cli.interruption import sigterm_as_ctrl_c
+from flows.cli.interruption import lasting_ctrl_c
 from flows.cli.output import console_for
 from flows.cli.queue_log import QueueLog
 from flows.cli.services import Process, RunningProcess, RunningService, Service, ServiceError, start_together
@@ -42,7 +42,7 @@ def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port
     is_first = settings.prefect_api_url is None
     # a host that joins a cluster finds its servers there
     services = embedded_services(settings, mlflow_port, prefect_port) if is_first else []
-    with sigterm_as_ctrl_c(), contextlib.ExitStack() as stack:
+    with lasting_ctrl_c() as stop_if_asked, contextlib.ExitStack() as stack:
         try:
             console.print(Text(_starting(host_id, services), style="dim"))
             servers = start_together(services, stack)
@@ -50,7 +50,7 @@ def run_up(*, host: str | None, gpus: str | None, mlflow_port: int, prefect_port
                 if server.name == "Prefect":
                     os.environ["PREFECT_API_URL"] = f"{server.service.url}/api"
             running: list[RunningProcess] = [*servers]
-            _join(settings, host_id, indices, gpu_bytes, is_first, running, stack, console)
+            _join(settings, host_id, indices, gpu_bytes, is_first, running, stack, console, stop_if_asked)
         except KeyboardInterrupt:
             console.print(Text("Stopping: tasks go back into the queue at their checkpoints ...", style="dim"))
 
@@ -64,6 +64,7 @@ def _join(
     running: list[RunningProcess],
     stack: contextlib.ExitStack,
     console: Console,
+    stop_if_asked: Callable[[], None],
 ) -> None:
     # Prefect reads the address of its server when it is imported
     from flows.deployments import CONTROL_POOL, deploy_control, deploy_host, pool_name
@@ -88,6 +89,7 @@ def _join(
     for line in _greeting(settings, host_id, len(gpus), running):
         console.print(line, markup=False, soft_wrap=True)
     while True:
+        stop_if_asked()
         for process in running:
             if process.has_ended:
                 raise ServiceError(f"{process.name} has ended. Its log is {process.log_file}.")
