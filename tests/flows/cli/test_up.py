@@ -49,9 +49,9 @@ def test_workers_are_told_the_home_as_a_whole_path(tmp_path: Path, monkeypatch: 
 def test_an_interruption_that_a_finalizer_swallowed_is_not_lost() -> None:
     class Interrupted:
         def __del__(self) -> None:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(signal.SIGTERM)
     monitored: list[object] = []
     hook, sys.unraisablehook = sys.unraisablehook, lambda caught: monitored.append(caught.exc_type)
     try:
@@ -63,4 +63,4 @@ def test_an_interruption_that_a_finalizer_swallowed_is_not_lost() -> None:
                 stop_if_asked()
     finally:
         sys.unraisablehook = hook
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGTERM) is before
