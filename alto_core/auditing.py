@@ -28,10 +28,13 @@ from alto_core.outcomes import Interval, Score
 from alto_core.parking import ParkedJob, parked_jobs
 from alto_core.recording import CurveRecorder, record_training
 from alto_core.reviving import at_work_on
-from alto_core.selection import CANDIDATE_STATES, score_jobs
+from alto_core.selection import score_jobs
 from alto_core.store import EventDraft
 from alto_core.task_engine import open_engine
 from alto_core.workspace import Workspace
+
+KNOWN_TO_THEIR_END = (JobState.FINISHED, JobState.OVERFITTING)
+"""Ends of jobs whose lowest validation loss is taken as what their whole budget would have given."""
 
 CURVES_ARTIFACT, REPORT_ARTIFACT = "audit/curves.parquet", "audit/report.json"
 
@@ -158,7 +161,8 @@ def make_report(
     )
     pair = best_difference(best, lowest)
     metrics = [job.metric_value for job in jobs if job.metric_value is not None]
-    known = [curves[record.job_id] for record in workspace.records().values() if record.state in CANDIDATE_STATES]
+    records = workspace.records().values()
+    known = [curves[record.job_id] for record in records if record.state in KNOWN_TO_THEIR_END]
     ended = {curve.job_id: curve for curve in known} | dict(final)
     assert best.best_val is not None
     return AuditReport(

@@ -202,8 +202,8 @@ def _in_steps_of_file(verdict: Verdict, job: RecordedJob) -> Verdict:
 
 
 def _may_win(job: ReplayedJob, was_ranked: bool) -> bool:
-    """Finished and overfitting jobs, as live; and those of an unfinished recording that had passed the gate."""
-    return job.state in (JobState.FINISHED, JobState.OVERFITTING) or (job.state == UNFINISHED and was_ranked)
+    """As live; and jobs of an unfinished recording that had passed the gate."""
+    return was_ranked if job.state == UNFINISHED else JobState(job.state).may_win(was_ranked=was_ranked)
 
 
 def _lowest(curves: Iterable[Curve]) -> Curve | None:

@@ -11,7 +11,7 @@ from alto_core.early_exit import NonePolicy
 from alto_core.errors import StoreError
 from alto_core.outcomes import Score
 from alto_core.parking import require_parked
-from alto_core.selection import CANDIDATE_STATES, pick_winner, score_jobs
+from alto_core.selection import pick_winner, score_jobs
 from alto_core.store import JobRecord, JobUpdate
 from alto_core.task_lock import held
 from alto_core.training import train_stretches
@@ -93,7 +93,7 @@ def _score(workspace: Workspace, before: JobRecord) -> RevivedJob:
     job_id, result = before.job_id, workspace.result
     after = workspace.records()[job_id]
     winner_score = result.score(result.winner, "validation")
-    if after.state not in CANDIDATE_STATES:
+    if not after.state.may_win(was_ranked=True):
         return RevivedJob(before=before, after=after, score=None, winner_score=winner_score, beats_the_winner=False)
     (score,) = score_jobs(workspace, workspace.data.validation, [job_id], num_slots=1)
     others = tuple(s for s in result.scores if (s.job_id, s.split) != (job_id, "validation"))

@@ -27,8 +27,6 @@ from alto_core.task_engine import open_engine
 from alto_core.tracking import TaskRuns
 from alto_core.workspace import Workspace
 
-CANDIDATE_STATES = (JobState.FINISHED, JobState.OVERFITTING)
-"""A job that trained to its end, or had to be stopped past its best: its best adapter is a result."""
 NUM_SAMPLES = 6
 NUM_CHECK_ROWS = 4
 
@@ -47,8 +45,9 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
     result = workspace.result
     if result.winner is not None:
         return result.winner, result.scores
-    ended = workspace.ended_as(*CANDIDATE_STATES)
-    candidates = [job_id for job_id in ended if (workspace.job_folder(job_id) / "adapter").is_dir()]
+    candidates = [
+        job_id for job_id in jobs_that_may_win(workspace) if (workspace.job_folder(job_id) / "adapter").is_dir()
+    ]
     if not candidates:
         states = ", ".join(sorted({record.state for record in workspace.records().values()}))
         raise EngineError(
@@ -65,6 +64,17 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
     scores = tuple(result.score() for result in results)
     _record(workspace, winner, results, scores, _samples(workspace, winner, results))
     return winner, scores
+
+
+def jobs_that_may_win(workspace: Workspace) -> tuple[str, ...]:
+    """Ids of the ended jobs whose best adapters are results; see `JobState.may_win`."""
+    gates = workspace.result.gates[:1]
+    ranked = {entry.job_id for gate in gates for entry in gate.entries if entry.gate_rank is not None}
+    return tuple(
+        job_id
+        for job_id, record in workspace.records().items()
+        if record.state.may_win(was_ranked=job_id in ranked)
+    )
 
 
 def pick_winner(scores: Sequence[Score], choose_by: str) -> str:
@@ -237,7 +247,7 @@ def _log_summary(workspace: Workspace, runs: TaskRuns) -> None:
     profile = workspace.store.profile(workspace.task_id)
     losses = [row.best_val_loss for row in jobs if row.best_val_loss is not None]
     runs.log_task_summary(
-        survivors=sum(row.state in CANDIDATE_STATES for row in jobs),
+        survivors=sum(row.state is JobState.FINISHED for row in jobs),
         exited=sum(row.state in EARLY_EXITS for row in jobs),
         samples_saved=samples.saved_share,
         tokens_per_second=profile.tokens_per_second if profile else 0.0,

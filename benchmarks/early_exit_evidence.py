@@ -4,8 +4,9 @@
 
 CURVES holds what benchmarks/early_exit_sweep.py wrote. The constants of `guarded` were fixed on the sweeps under
 `--fixed`; those under `--judged` were not looked at before. Each group is judged apart; a figure in bars.csv is the
-worse of the two. Writes early_exit.csv and early_exit_ranking.csv, docs/images/early-exit-*.svg, and the rows
-`exit.*` (preset `guarded`) and `paper.*` of results/bars.csv.
+worse of the two. One sweep is one draw: every policy is also replayed on random subsets of each sweep's jobs, as if the
+search space had been another. Writes early_exit.csv, early_exit_ranking.csv and early_exit_resampled.csv,
+docs/images/early-exit-*.svg, and the rows `exit.*` (preset `guarded`) and `paper.*` of results/bars.csv.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import csv
 import dataclasses
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from alto_core.early_exit import make_policy
 from alto_core.replay import DEFAULT_WARMUP, ReplaySummary, replay_recording
 
 POLICIES = ("paper", "guarded", "asha", "successive_halving", "median")
+SUBSET_JOBS = 60
+"""Of a sweep's 84, in a subset."""
 REDUCTION_FACTORS = (2, 3, 4, 6, 8, 12)
 LEAST_SCORE = 0.2
 """Best score from which a ratio of scores says anything."""
@@ -142,6 +146,40 @@ def table_row(sweep: Sweep, summary: ReplaySummary, asha_saved: float) -> dict[s
     }
 
 
+def resampled(sweep: Sweep, num_subsets: int) -> list[dict[str, Any]]:
+    """Each policy on the same random subsets of the jobs: how often it keeps the best, what it saves and misses."""
+    draw_jobs = random.Random(0)
+    jobs = sweep.recording.jobs
+    size = min(SUBSET_JOBS, len(jobs))
+    subsets = [
+        dataclasses.replace(
+            sweep, recording=dataclasses.replace(sweep.recording, jobs=tuple(draw_jobs.sample(jobs, size)))
+        )
+        for _ in range(num_subsets)
+    ]
+    rows = []
+    for policy in POLICIES:
+        done = [replayed(subset, policy) for subset in subsets]
+        misses = [
+            summary.regret / summary.regret_standard_error
+            for summary in done
+            if summary.regret and summary.regret_standard_error
+        ]
+        rows.append(
+            {
+                "sweep": sweep.name,
+                "group": sweep.group,
+                "policy": policy,
+                "subsets": num_subsets,
+                "jobs": size,
+                "kept_share": sum(summary.within_noise for summary in done) / num_subsets,
+                "saved": sum(summary.samples_saved_share for summary in done) / num_subsets,
+                "regret_in_standard_errors": sum(misses) / num_subsets,
+            }
+        )
+    return rows
+
+
 def bar_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The four figures of one policy on one group of sweeps."""
     ratios = [1.0 if row["miss_within_standard_error"] else row["val_ratio"] or math.inf for row in rows]
@@ -254,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--judged", nargs="+", default=[], metavar="SWEEP")
     parser.add_argument("--out", type=Path, default=RESULTS.parent, help="folder of the tables")
     parser.add_argument("--pictures", type=Path, default=PICTURES)
+    parser.add_argument("--subsets", type=int, default=40, help="random subsets of each sweep's jobs; 0 for none")
     parser.add_argument("--no-bars", action="store_true", help="leave results/bars.csv as it is")
     options = parser.parse_args(arguments)
     sweeps = [load(options.curves, name, group) for group in ("fixed", "judged") for name in getattr(options, group)]
@@ -271,6 +310,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ranking += [{"sweep": sweep.name, **dataclasses.asdict(line)} for line in summary.agreement]
     write_csv(options.out / "early_exit.csv", rows)
     write_csv(options.out / "early_exit_ranking.csv", ranking)
+    if options.subsets:
+        lines = [line for sweep in sweeps for line in resampled(sweep, options.subsets)]
+        write_csv(options.out / "early_exit_resampled.csv", lines)
     draw(rows, ranking, options.pictures)
     if not options.no_bars:
         groups = " ".join(f"--{g} {' '.join(getattr(options, g))}" for g in ("fixed", "judged") if getattr(options, g))

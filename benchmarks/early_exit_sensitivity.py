@@ -36,7 +36,10 @@ GRID = {
         "p_div": (1, 2, 4),
         "patience_fraction": (0.02, 0.05, 0.1, 0.2, 0.3),
         "num_standard_errors": (0, 1, 2),
-        "rung_select_ratio": (0.25, 0.5, 0.75),
+        "tau_rise": (0.05, 0.2, 0.5, 1),
+        "tie_ratio": (0, 0.1, 0.25, 0.5),
+        "last_rung_fraction": (0.05, 0.1, 0.2, 0.4, 0.8),
+        "rung_select_ratio": (0.4, 0.5, 0.55, 0.75),
     },
 }
 """By preset, the values that each setting takes while all others stay as documented."""

@@ -21,6 +21,15 @@ class JobState(StrEnum):
     def is_end(self) -> bool:
         return self not in (JobState.WAITING, JobState.RUNNING)
 
+    def may_win(self, *, was_ranked: bool) -> bool:
+        """Whether the best adapter of a job that ended so is a result of the task.
+
+        Args:
+            was_ranked: at the warmup gate. What diverged after it has an adapter from before, as good as its loss says;
+                what diverged earlier was hardly trained.
+        """
+        return self in (JobState.FINISHED, JobState.OVERFITTING) or (self is JobState.DIVERGING and was_ranked)
+
 
 class TaskState(StrEnum):
     """Where a tuning task is."""

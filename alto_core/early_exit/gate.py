@@ -21,15 +21,38 @@ Reasoned = tuple[str, Mapping[str, float]]
 """A sentence with the numbers in it, and the numbers by name."""
 WhyNot = Callable[[Sequence[Curve], int, Mapping[str, str]], Reasoned]
 """From the ranked curves, the index of one that does not go on, and what `Choose` gave, to why it does not."""
+RankStep = Callable[[Curve], int]
+"""From a curve with an evaluation to the evaluation step whose validation loss ranks it."""
+
+
+def newest(curve: Curve) -> int:
+    """The last evaluation step: a job is ranked by where it stands."""
+    return curve.val_steps[-1]
+
+
+def lowest(curve: Curve) -> int:
+    """The evaluation step of the lowest loss: a job is ranked by its best adapter, which is what is kept of it."""
+    assert curve.best_val_step is not None
+    return curve.best_val_step
+
+
+def loss_at(curve: Curve, step: int) -> float:
+    """The validation loss of an evaluation step."""
+    return curve.val_losses[curve.val_steps.index(step)]
 
 
 def hold_gate(
-    curves: Sequence[Curve], fraction: float, judge: Judge, choose: Choose, why_not: WhyNot | None = None
+    curves: Sequence[Curve],
+    fraction: float,
+    judge: Judge,
+    choose: Choose,
+    why_not: WhyNot | None = None,
+    rank_step: RankStep = newest,
 ) -> GateDecision:
     """Decide who goes on. Only what was measured up to the gate counts, so a later replay decides the same.
 
-    Ranked are the jobs that reached the gate with budget left, finite losses and no verdict on the way, by their last
-    validation loss there; equal losses by fewer steps, then by job id. All others are listed after them, not kept, with
+    Ranked are the jobs that reached the gate with budget left, finite losses and no verdict on the way, by their
+    validation loss at `rank_step`; equal losses by fewer steps, then by job id. All others are listed after them, not kept, with
     the state that ended them. The decision's verdicts are on jobs that reached the gate and have no end state yet.
 
     Args:
@@ -38,6 +61,7 @@ def hold_gate(
         judge: the preset's verdict on one curve.
         choose: the preset's choice among the ranked curves.
         why_not: the preset's words for a job that does not go on; None where the last of the top is what it missed.
+        rank_step: which evaluation ranks a job.
 
     Raises:
         ValueError: two curves of one job.
@@ -58,12 +82,21 @@ def hold_gate(
         if verdict is not None and verdict.state is not JobState.FINISHED:
             verdicts.append(verdict)
         listed.append(_listed(curve, verdict or first_verdict(curve, judge)))
-    ranked.sort(key=_order)
+    ranked.sort(key=lambda curve: (loss_at(curve, rank_step(curve)), curve.val_steps[-1], curve.job_id))
     kept = choose(ranked) if ranked else {}
-    entries = [_ranked(curve, i + 1, kept.get(curve.job_id)) for i, curve in enumerate(ranked)]
+    entries = [
+        GateEntry(
+            job_id=curve.job_id,
+            gate_rank=i + 1,
+            val_loss=loss_at(curve, rank_step(curve)),
+            kept=curve.job_id in kept,
+            reason=kept.get(curve.job_id, "rank"),
+        )
+        for i, curve in enumerate(ranked)
+    ]
     for i, curve in enumerate(ranked):
         if curve.job_id not in kept:
-            reason, numbers = (why_not or _missed_the_top)(ranked, i, kept)
+            reason, numbers = why_not(ranked, i, kept) if why_not else _missed_the_top(ranked, i, kept, rank_step)
             reason = f"gate at {100 * fraction:g} % of the budget: {reason}"
             verdicts.append(make_verdict(curve, JobState.UNDERPERFORMING, reason, {**numbers, "fraction": fraction}))
     return GateDecision(entries=(*entries, *listed), verdicts=tuple(sorted(verdicts, key=lambda v: v.job_id)))
@@ -98,17 +131,6 @@ def _earlier_end(curve: Curve, judge: Judge) -> Verdict | None:
     return None
 
 
-def _order(curve: Curve) -> tuple[float, int, str]:
-    assert curve.last_val is not None and math.isfinite(curve.last_val)
-    return curve.last_val, curve.val_steps[-1], curve.job_id
-
-
-def _ranked(curve: Curve, gate_rank: int, kept: str | None) -> GateEntry:
-    return GateEntry(
-        job_id=curve.job_id, gate_rank=gate_rank, val_loss=curve.last_val, kept=kept is not None, reason=kept or "rank"
-    )
-
-
 def _listed(curve: Curve, verdict: Verdict | None) -> GateEntry:
     state = curve.ended or (verdict.state if verdict else None)
     loss = curve.last_val
@@ -121,23 +143,24 @@ def _listed(curve: Curve, verdict: Verdict | None) -> GateEntry:
     )
 
 
-def _missed_the_top(ranked: Sequence[Curve], index: int, kept: Mapping[str, str]) -> Reasoned:
+def _missed_the_top(ranked: Sequence[Curve], index: int, kept: Mapping[str, str], rank_step: RankStep) -> Reasoned:
     curve = ranked[index]
     num_top = sum(reason == "top" for reason in kept.values())
     last_top = ranked[num_top - 1]
-    assert curve.last_val is not None and last_top.last_val is not None
-    pair = validation_difference(curve, curve.val_steps[-1], last_top, last_top.val_steps[-1])
+    at, top_at = rank_step(curve), rank_step(last_top)
+    loss, top_loss = loss_at(curve, at), loss_at(last_top, top_at)
+    pair = validation_difference(curve, at, last_top, top_at)
     error = f", paired standard error {pair.standard_error:.4f}" if math.isfinite(pair.standard_error) else ""
     reason = (
-        f"validation loss {curve.last_val:.4f} ranks {index + 1} of {len(ranked)}; the best {num_top} go on, the last "
-        f"of them with {last_top.last_val:.4f} (difference {pair.difference:.4f}{error})"
+        f"validation loss {loss:.4f} ranks {index + 1} of {len(ranked)}; the best {num_top} go on, the last "
+        f"of them with {top_loss:.4f} (difference {pair.difference:.4f}{error})"
     )
     return reason, {
-        "val_loss": curve.last_val,
+        "val_loss": loss,
         "gate_rank": index + 1,
         "num_ranked": len(ranked),
         "num_top": num_top,
-        "last_top_val_loss": last_top.last_val,
+        "last_top_val_loss": top_loss,
         "difference": pair.difference,
         "standard_error": pair.standard_error,
     }

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from alto_core.domain import GateDecision, JobState, Verdict
@@ -22,8 +23,12 @@ from alto_core.early_exit.detectors import (
     not_finite,
     slope,
 )
-from alto_core.early_exit.gate import hold_gate, num_to_keep, top
+from alto_core.early_exit.gate import hold_gate, lowest, num_to_keep, top
 from alto_core.early_exit.rules import COUNT, NON_NEGATIVE, SHARE, Range, Rules, constant
+from alto_core.early_exit.successive_halving import geometric_rungs
+
+RUNG_FACTOR = 2
+"""A later gate stands this many times as far into the budget as the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class GuardedRules(Rules):
     """Slope from which a loss counts as rising, nats per token and evaluation."""
     p_div: int = constant(2, COUNT)
     """Evaluations in a row that must fulfil the diverging rule."""
-    tau_rise: float = constant(0.05, NON_NEGATIVE)
+    tau_rise: float = constant(0.5, NON_NEGATIVE)
     """Rise of validation loss over the job's best, as a share of the best, below which nothing diverges."""
     max_recovery: float = constant(0.1, Range(0, 1, low_included=True))
     """Share of the rise over the best that may be given back; a job that gave back more is a spike coming back."""
@@ -50,19 +55,19 @@ class GuardedRules(Rules):
     """Validation loss over smoothed train loss, minus 1, above which an evaluation counts as overfitting; no unit."""
     p_ovf: int = constant(4, COUNT)
     """Patience of the overfitting rule: evaluations in a row above `tau_gap` without an improvement."""
-    patience_fraction: float = constant(0.1, Range(0, 1, low_included=True))
+    patience_fraction: float = constant(0.2, Range(0, 1, low_included=True))
     """Share of the job's budget that the patience lasts at least."""
 
     select_ratio: float = constant(0.25, SHARE)
     """Share of the ranked jobs that go on after the gate as the top, rounded up."""
-    tie_ratio: float = constant(0.5, Range(0, 1, low_included=True))
+    tie_ratio: float = constant(0.1, Range(0, 1, low_included=True))
     """Most jobs that go on because they tie with the last of the top, as a share of the top, rounded up; 0 for none."""
     min_stratum_jobs: int = constant(3, COUNT)
     """Ranked jobs of equal learning rate from which the best of them goes on after the gate."""
-    rung_fraction: float = constant(0.2, SHARE)
-    """Where the second gate stands, as a share of each job's budget; 1 means no second gate."""
-    rung_select_ratio: float = constant(0.5, SHARE)
-    """Share of the ranked jobs that go on after the second gate as the top, rounded up."""
+    last_rung_fraction: float = constant(0.4, SHARE)
+    """Beyond this share of each job's budget there is no gate; before it there is one at each doubling of warmup."""
+    rung_select_ratio: float = constant(0.55, SHARE)
+    """Share of the ranked jobs that go on after a later gate as the top, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -73,25 +78,22 @@ class GuardedPolicy:
     name: ClassVar[str] = "guarded"
 
     def rungs(self, warmup_fraction: float) -> tuple[float, ...]:
-        return (self.rules.rung_fraction,) if warmup_fraction < self.rules.rung_fraction < 1 else ()
+        end = min(self.rules.last_rung_fraction * (1 + 1e-9), 1)  # 3 * 0.1 > 0.3 in binary
+        return tuple(takewhile(lambda rung: rung < end, geometric_rungs(warmup_fraction, RUNG_FACTOR)))
 
     def judge(self, curve: Curve) -> Verdict | None:
         return not_finite(curve) or self._diverging(curve) or self._overfitting(curve)
 
     def gate(self, curves: Sequence[Curve], fraction: float) -> GateDecision:
-        """The warmup gate keeps the top, ties and the best of each learning rate; the second gate the top and ties."""
-        is_rung = self._is_rung(curves, fraction)
+        """The warmup gate keeps the top, ties and the best of each learning rate; later gates the top and ties."""
+        is_rung = any(curve.step_at(fraction) > curve.warmup_steps for curve in curves)
 
         def choose(ranked: Sequence[Curve]) -> dict[str, str]:
             kept = top(ranked, self.rules.rung_select_ratio if is_rung else self.rules.select_ratio)
             kept |= self._ties(ranked, len(kept))
             return kept if is_rung else {**kept, **self._strata(ranked, set(kept))}
 
-        return hold_gate(curves, fraction, self.judge, choose)
-
-    def _is_rung(self, curves: Sequence[Curve], fraction: float) -> bool:
-        after_warmup = any(curve.step_at(fraction) > curve.warmup_steps for curve in curves)
-        return after_warmup and math.isclose(fraction, self.rules.rung_fraction)
+        return hold_gate(curves, fraction, self.judge, choose, rank_step=lowest)
 
     def _diverging(self, curve: Curve) -> Verdict | None:
         rules, ema = self.rules, curve.ema_at_evaluations(self.rules.alpha)
@@ -99,7 +101,7 @@ class GuardedPolicy:
         if count < rules.p_div:
             return None
         val = curve.val_losses
-        best = _lowest(val[:-1])
+        best = _index_of_lowest(val[:-1])
         pair = validation_difference(curve, curve.val_steps[-1], curve, curve.val_steps[best])
         val_slope, ema_slope = slope(val[-rules.w :]), slope(ema[-rules.w :])
         reason = (
@@ -125,7 +127,7 @@ class GuardedPolicy:
         rules, val = self.rules, curve.val_losses[: i + 1]
         if i == 0 or not both_rise(val, ema[: i + 1], w=rules.w, tau_slope=rules.tau_slope):
             return False
-        best = _lowest(val[:-1])
+        best = _index_of_lowest(val[:-1])
         pair = validation_difference(curve, curve.val_steps[i], curve, curve.val_steps[best])
         least_rise = max(rules.num_standard_errors * pair.noise, rules.tau_rise * abs(val[best]))
         peak = max(val[best:])
@@ -139,8 +141,8 @@ class GuardedPolicy:
             return None
         ema = curve.ema_at_evaluations(rules.alpha)
         gaps = [generalization_gap(val[i], ema[i]) for i in range(len(val) - size, len(val))]
-        best = _lowest(val[:-size])
-        recent = len(val) - size + _lowest(val[-size:])
+        best = _index_of_lowest(val[:-size])
+        recent = len(val) - size + _index_of_lowest(val[-size:])
         pair = validation_difference(curve, steps[recent], curve, steps[best])
         improved = pair.difference < -rules.num_standard_errors * pair.noise
         falls = size > 1 and slope(val[-size:]) < 0
@@ -177,7 +179,7 @@ class GuardedPolicy:
         last_top = ranked[num_top - 1]
         ties = []
         for curve in ranked[num_top:]:
-            pair = validation_difference(curve, curve.val_steps[-1], last_top, last_top.val_steps[-1])
+            pair = validation_difference(curve, lowest(curve), last_top, lowest(last_top))
             if pair.difference <= self.rules.num_standard_errors * pair.noise:
                 ties.append(curve.job_id)
         bound = num_to_keep(self.rules.tie_ratio, num_top) if self.rules.tie_ratio else 0
@@ -192,6 +194,6 @@ class GuardedPolicy:
         return {ids[0]: "stratum" for ids in large if kept.isdisjoint(ids)}
 
 
-def _lowest(losses: Sequence[float]) -> int:
+def _index_of_lowest(losses: Sequence[float]) -> int:
     """Index of the lowest loss, the first of equals."""
     return min(range(len(losses)), key=losses.__getitem__)

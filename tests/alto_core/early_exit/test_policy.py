@@ -31,7 +31,7 @@ def test_presets_go_by_their_names(preset):
 def test_overrides_change_their_constant_alone():
     policy = make_policy("paper", {"select_ratio": 0.5, "p_div": 3})
     assert policy.rules == PaperRules(select_ratio=0.5, p_div=3)
-    assert make_policy("guarded", {"rung_fraction": 0.4}).rungs(0.05) == (0.4,)
+    assert make_policy("guarded", {"last_rung_fraction": 0.2}).rungs(0.05) == (0.1, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_the_best_of_a_learning_rate_that_starts_late_survives_the_first_gate_of
         make_curve([2.95 + i / 100] * 8 + fall(2.9, 0.6)[:92], train=2.9, job_id=f"slow{i}", learning_rate=1e-5)
         for i in range(3)
     ]
-    assert state(run([*field, *slow], "guarded", rung_fraction=1.0), "slow0") is None
-    assert state(run([*field, *slow], "guarded", rung_fraction=1.0), "slow1") is JobState.UNDERPERFORMING
+    assert state(run([*field, *slow], "guarded", last_rung_fraction=0.05), "slow0") is None
+    assert state(run([*field, *slow], "guarded", last_rung_fraction=0.05), "slow1") is JobState.UNDERPERFORMING
     assert state(run([*field, *slow], "paper"), "slow0") is JobState.UNDERPERFORMING
 
 
