@@ -117,6 +117,17 @@ def test_an_unfinished_recording_of_a_survivor_may_win_and_saves_nothing(recordi
     assert summary.chosen_job == "cut"
 
 
+@pytest.mark.parametrize(("climbs_from", "chosen"), [(60, "dives"), (3, "job0")])
+def test_what_diverged_after_the_gate_may_win_with_its_best_adapter(
+    recording: Recording, climbs_from: int, chosen: str
+) -> None:
+    """One that climbs before the gate was hardly trained, whatever its loss: nothing else ranks it."""
+    losses = {step: 0.8 if step < climbs_from else 0.8 * 2.0 ** (step - climbs_from + 1) for step in range(1, 101)}
+    summary = replayed(Recording(path=recording.path, jobs=(*recording.jobs, make_job("dives", losses))), "guarded")
+    assert next(job for job in summary.jobs if job.job_id == "dives").state == "diverging"
+    assert summary.chosen_job == chosen
+
+
 def test_a_grid_is_every_combination(recording: Recording) -> None:
     grid = {"select_ratio": [0.25, 0.5], "gate_warmup_fraction": [0.1, 0.5]}
     summaries = list(replay_grid(recording, ["paper", "guarded"], grid))

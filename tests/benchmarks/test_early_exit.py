@@ -54,6 +54,9 @@ def test_a_sweep_goes_on_where_it_stopped_and_its_evidence_is_drawn(script, tiny
     assert {row["policy"] for row in rows} == {"paper", "guarded", "asha", "successive_halving", "median"}
     assert all(float(row["val_ratio"]) >= 1 and row["score_best"] for row in rows)
     assert len(read_csv(out / "early_exit_ranking.csv")) == 5
+    subsets = read_csv(out / "early_exit_resampled.csv")
+    assert [row["policy"] for row in subsets] == ["paper", "guarded", "asha", "successive_halving", "median"]
+    assert all(0 <= float(row["kept_share"]) <= 1 and row["jobs"] == "4" for row in subsets)
     assert {file.name for file in out.glob("*.svg")} == {f"early-exit-{n}.svg" for n in ("ranking", "saved", "ratio")}
 
 

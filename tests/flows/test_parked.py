@@ -131,7 +131,7 @@ def test_every_exit_is_logged_with_its_numbers_in_mlflow_and_beside_the_task(wor
     log = workspace.decisions.read()
     exits = {entry.job_id: entry for entry in log if isinstance(entry, ExitLogEntry)}
     assert {job_id: entry.state for job_id, entry in exits.items()} == {j: r.state for j, r in records.items()}
-    assert [entry.fraction for entry in log if isinstance(entry, GateLogEntry)] == [0.1, 0.2]
+    assert [entry.fraction for entry in log if isinstance(entry, GateLogEntry)] == [0.1, 0.2, 0.4]
     client = MlflowClient(load_settings().mlflow_tracking_uri)
     runs = Tracker(load_settings()).task_runs(workspace.task_id)
     published = json.loads(Path(client.download_artifacts(runs.parent_run_id, "decisions.json")).read_text())
