@@ -7,7 +7,6 @@ job's state or record changes. So it can run in spare capacity at any time after
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import shutil
@@ -30,6 +29,7 @@ from alto_core.recording import CurveRecorder, record_training
 from alto_core.reviving import at_work_on
 from alto_core.selection import CANDIDATE_STATES, score_jobs
 from alto_core.store import EventDraft
+from alto_core.strict_json import strict_json
 from alto_core.task_engine import open_engine
 from alto_core.workspace import Workspace
 
@@ -78,7 +78,7 @@ class AuditReport:
     """Early ranking against the end, over finished and audited jobs."""
 
     def as_json(self) -> str:
-        return json.dumps(_finite(dataclasses.asdict(self)), indent=1, allow_nan=False, default=str)
+        return strict_json(dataclasses.asdict(self), indent=1)
 
 
 def audit(workspace: Workspace, *, share: float, seed: int, num_slots: int | None = None) -> AuditReport:
@@ -226,12 +226,3 @@ def _slots(workspace: Workspace, num_slots: int | None, num_jobs: int) -> int:
 def _rows(workspace: Workspace, curve: Curve) -> CurveRows:
     job = workspace.jobs[curve.job_id]
     return CurveRows(curve=curve, lora_rank=job.lora_rank, adapter_batch_size=job.rows_per_update)
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN: null instead."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
