@@ -161,10 +161,10 @@ def replay_grid(
     for preset, values in itertools.product(presets, itertools.product(*settings.values())):
         chosen = dict(zip(settings, values, strict=True))
         constants = {name: value for name, value in chosen.items() if name != GATE_SETTING}
-        warmup = chosen.get(GATE_SETTING, DEFAULT_WARMUP)
-        if not 0 < warmup < 1:
-            raise TaskFileError(GATE_SETTING, got=f"{warmup:g}", expected="a share in (0, 1)")
-        yield replay_recording(recording, make_policy(preset, constants), warmup_fraction=warmup, settings=chosen)
+        fraction = chosen.get(GATE_SETTING, DEFAULT_WARMUP)
+        if not 0 < fraction < 1:
+            raise TaskFileError(GATE_SETTING, got=f"{fraction:g}", expected="a share in (0, 1)")
+        yield replay_recording(recording, make_policy(preset, constants), warmup_fraction=fraction, settings=chosen)
 
 
 def _replayed(job: RecordedJob, done: Replay, gate_rank: int | None) -> ReplayedJob:

@@ -81,10 +81,10 @@ def register(folder: Path, register_tiny: Callable[..., int]) -> Callable[..., i
 
 
 @pytest.fixture(scope="module")
-def readme(folder: Path, register: Callable[..., int]) -> Iterator[dict[str, str]]:
+def readme(folder: Path, register: Callable[..., int], patch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """What each command of README.md says, with a weak champion from before."""
     register(1)
-    yield run_shell(block("README.md", "sh", "alto tune"))
+    yield run_shell(block("README.md", "sh", "alto tune"), patch)
     release_backbone()
 
 
@@ -94,8 +94,8 @@ def test_the_commands_of_the_readme_tune_promote_and_export(readme: dict[str, st
         "alto estimate task.yaml",
         "alto tune task.yaml",
         "alto report support-replies-1",
-        "alto promote support-replies",
         "alto export support-replies@champion out/",
+        "alto promote support-replies",
     ]
     assert "18, every combination" in readme["alto validate task.yaml"]
     assert "support-replies version 2 (challenger)" in readme["alto tune task.yaml"]

@@ -75,7 +75,6 @@ class SampleCount:
         return self.saved / self.planned if self.planned else 0.0
 
 
-Z95 = 1.96
 EARLY_EXITS = (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)
 
 
@@ -105,7 +104,7 @@ def leaderboard(
             row=row,
             is_winner=row.job_id == result.winner,
             val_metric=metrics.get(row.job_id),
-            loss_error=Z95 * scores[row.job_id].loss_standard_error if row.job_id in scores else None,
+            loss_error=scores[row.job_id].loss_error if row.job_id in scores else None,
             winner_lead=leads.get(row.job_id),
         )
         for place, row in enumerate(sorted(jobs, key=key), start=1)

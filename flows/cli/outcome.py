@@ -126,9 +126,7 @@ def _facts(view: TaskView, settings: Settings) -> list[tuple[str, str]]:
         if score is not None:
             metric = f"{(score.metric or '').replace('_', ' ')} {score.metric_value}, " if score.metric_value else ""
             rows = f" ({score.metric_value.num_rows} rows)" if score.metric_value else ""
-            facts.append(
-                (name, f"{metric}loss {wording.loss(score.loss)} ± {1.96 * score.loss_standard_error:.4f}{rows}")
-            )
+            facts.append((name, f"{metric}loss {wording.loss(score.loss)} ± {score.loss_error:.4f}{rows}"))
     saved = (
         f"{wording.share(samples.saved_share)}: {wording.count(samples.saved)} of {wording.count(samples.planned)} rows"
     )
