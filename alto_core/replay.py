@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from alto_core.curve_files import RecordedJob, Recording
-from alto_core.domain import JobState, Verdict
+from alto_core.domain import EARLY_EXITS, JobState, Verdict
 from alto_core.early_exit.audit import (
     WARMUP_FRACTIONS,
     RankAgreement,
@@ -109,7 +109,7 @@ class ReplaySummary:
     @property
     def saved_by(self) -> Mapping[str, float]:
         """Share of all planned rows that verdicts of each state saved."""
-        saved = {state.value: 0.0 for state in (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)}
+        saved = {state.value: 0.0 for state in EARLY_EXITS}
         for job in self.jobs:
             if job.verdict is not None:
                 saved[job.state] += (job.planned_samples - job.samples) / self.samples_planned

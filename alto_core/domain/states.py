@@ -22,6 +22,10 @@ class JobState(StrEnum):
         return self not in (JobState.WAITING, JobState.RUNNING)
 
 
+EARLY_EXITS = (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)
+"""Ends that a policy decides before the budget is spent, and that a person may think better of."""
+
+
 class TaskState(StrEnum):
     """Where a tuning task is."""
 

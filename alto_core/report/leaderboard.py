@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from alto_core.budget import num_samples
-from alto_core.domain import JobState
+from alto_core.domain import EARLY_EXITS, JobState
 from alto_core.outcomes import Interval
 from alto_core.report.values import JobRow
 from alto_core.result import TaskResult
@@ -73,9 +73,6 @@ class SampleCount:
     @property
     def saved_share(self) -> float:
         return self.saved / self.planned if self.planned else 0.0
-
-
-EARLY_EXITS = (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)
 
 
 def leaderboard(
