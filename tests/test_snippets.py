@@ -65,7 +65,8 @@ def folder(
         text = text.replace(size, tiny)
     (folder / "task.yaml").write_text(text)
     patch.chdir(folder)
-    patch.delenv("ALTO_HOME", raising=False)
+    for name in ("ALTO_HOME", "MLFLOW_TRACKING_URI"):
+        patch.delenv(name, raising=False)
     patch.setenv("ALTO_DEVICE", "cpu")
     patch.setenv("COLUMNS", "160")
     return folder

@@ -67,7 +67,8 @@ def test_all_its_blocks_run_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ALTO_HOME", raising=False)
+    for name in ("ALTO_HOME", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALTO_DEVICE", "cpu")
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "quickstart").mkdir()
