@@ -230,7 +230,7 @@ class TaskRuns:
         """Log where the task stands on the parent run, whose charts would be empty without.
 
         Args:
-            survivors: jobs whose adapter may win: they trained to their ends, or were stopped past their best.
+            survivors: jobs that have not ended early.
             exited: jobs that ended early.
             samples_saved: share of all budgeted rows that need not be trained on, in [0, 1].
             tokens_per_second: of the joint steps.
