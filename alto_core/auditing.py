@@ -7,7 +7,6 @@ job's state or record changes. So it can run in spare capacity at any time after
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import shutil
@@ -30,6 +29,7 @@ from alto_core.recording import CurveRecorder, record_training
 from alto_core.reviving import at_work_on
 from alto_core.selection import score_jobs
 from alto_core.store import EventDraft
+from alto_core.strict_json import strict_json
 from alto_core.task_engine import open_engine
 from alto_core.workspace import Workspace
 
@@ -81,17 +81,16 @@ class AuditReport:
     """Early ranking against the end, over finished and audited jobs."""
 
     def as_json(self) -> str:
-        return json.dumps(_finite(dataclasses.asdict(self)), indent=1, allow_nan=False, default=str)
+        return strict_json(dataclasses.asdict(self), indent=1)
 
 
-def audit(workspace: Workspace, *, share: float, seed: int, num_slots: int | None = None) -> AuditReport:
+def audit(workspace: Workspace, *, share: float, seed: int) -> AuditReport:
     """Run a random sample of a task's exited jobs to the end.
 
     Args:
         workspace: a task that has ended with a winner.
         share: of the exited jobs whose state was kept, in (0, 1]; rounded up.
         seed: draws the sample.
-        num_slots: jobs side by side; None for as many as the task had.
 
     Raises:
         StoreError: the task has not ended, has no winner, or another process is at work on it.
@@ -104,10 +103,10 @@ def audit(workspace: Workspace, *, share: float, seed: int, num_slots: int | Non
         sample = draw_sample(exited, share, seed)
         with tempfile.TemporaryDirectory(dir=workspace.folder) as temporary, workspace.tracked() as runs:
             curves = runs.read_curves()
-            recorder = _train(workspace, sample, curves, Path(temporary), num_slots)
+            recorder = _train(workspace, sample, curves, Path(temporary))
             final = {job.job_id: recorder.curve(job.job_id) for job in sample}
             folders = {job.job_id: Path(temporary) / job.job_id for job in sample}
-            scores = _scores(workspace, folders, num_slots)
+            scores = _scores(workspace, folders)
             report = make_report(
                 workspace, sample=sample, exited=exited, curves=curves, final=final, scores=scores, share=share
             )
@@ -196,7 +195,7 @@ def _audited(job: ParkedJob, curve: Curve, winner: Curve, score: Score | None) -
 
 
 def _train(
-    workspace: Workspace, sample: Sequence[ParkedJob], curves: Mapping[str, Curve], folder: Path, num_slots: int | None
+    workspace: Workspace, sample: Sequence[ParkedJob], curves: Mapping[str, Curve], folder: Path
 ) -> CurveRecorder:
     """Train copies of the parked states to the end; only a loss that is no number ends one."""
     job_ids = [job.job_id for job in sample]
@@ -209,33 +208,25 @@ def _train(
         own = folder / stretch.job.job_id
         shutil.copytree(stretch.folder / "state", own / "state")
         stretches.append(dataclasses.replace(stretch, folder=own))
-    with open_engine(workspace, job_ids, num_slots=_slots(workspace, num_slots, len(job_ids))) as engine:
+    with open_engine(workspace, job_ids, num_slots=_slots(workspace, len(job_ids))) as engine:
         executor = Executor(engine, workspace.data, data_seed=workspace.task.data.seed)
         record_training(executor, stretches, recorder)
     return recorder
 
 
-def _scores(workspace: Workspace, folders: Mapping[str, Path], num_slots: int | None) -> dict[str, Score]:
+def _scores(workspace: Workspace, folders: Mapping[str, Path]) -> dict[str, Score]:
     there = {job_id: folder for job_id, folder in folders.items() if (folder / "adapter").is_dir()}
-    slots = _slots(workspace, num_slots, len(there))
+    slots = _slots(workspace, len(there))
     scores = score_jobs(workspace, workspace.data.validation, list(there), num_slots=slots, folders=there)
     return {score.job_id: score for score in scores if score.job_id is not None}
 
 
-def _slots(workspace: Workspace, num_slots: int | None, num_jobs: int) -> int:
+def _slots(workspace: Workspace, num_jobs: int) -> int:
+    """As many as the task had, for so many jobs."""
     profile = workspace.store.profile(workspace.task_id)
-    return max(1, min(num_jobs, num_slots or (profile.num_slots if profile else 1)))
+    return max(1, min(num_jobs, profile.num_slots if profile else 1))
 
 
 def _rows(workspace: Workspace, curve: Curve) -> CurveRows:
     job = workspace.jobs[curve.job_id]
     return CurveRows(curve=curve, lora_rank=job.lora_rank, adapter_batch_size=job.rows_per_update)
-
-
-def _finite(value: object) -> object:
-    """JSON has no NaN: null instead."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

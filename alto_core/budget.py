@@ -23,9 +23,9 @@ def job_budget(job: LoraJob, budget: BudgetSection, num_train_rows: int) -> JobB
         assert budget.epochs is not None
         total = max(1, math.ceil(budget.epochs * steps_per_epoch(job, num_train_rows) - 1e-9))
     interval = max(1, round(budget.eval_interval_fraction * total))
-    warmup = min(total, max(1, round(budget.gate_warmup_fraction * total)))
-    evals = sorted({*range(interval, total, interval), warmup, total})
-    return JobBudget(total_steps=total, warmup_steps=warmup, eval_steps=tuple(evals))
+    gate = min(total, max(1, round(budget.gate_warmup_fraction * total)))
+    evals = sorted({*range(interval, total, interval), gate, total})
+    return JobBudget(total_steps=total, warmup_steps=gate, eval_steps=tuple(evals))
 
 
 def evaluation_share(

@@ -152,6 +152,7 @@ def exit_entry(
     gate_fraction: float | None = None,
     curve: CurveSource | None = None,
 ) -> ExitLogEntry:
+    """A verdict as the log keeps it; see the fields of `ExitLogEntry`."""
     return ExitLogEntry(
         policy=policy,
         job_id=verdict.job_id,

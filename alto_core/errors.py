@@ -7,8 +7,10 @@
     ├── EngineError        training cannot go on (no memory for the smallest job, non-finite backbone)
     │   └── RankLostError  a process that trained on one of several devices died
     ├── TrackingError      MLflow cannot be reached or refused a write
+    │   └── UnreachableError   it stayed away, and what waits for it is kept (`alto_core.tracking.connection`)
     ├── StoreError         the local store has no such task, or is of another version
-    └── OwnerError         the task or the adapter is someone else's
+    ├── OwnerError         the task or the adapter is someone else's
+    └── ServiceError       a server that a command starts could not be started (`flows.cli.services`)
 
 Broken invariants of our own are plain `assert`s; they are bugs, not errors of the user.
 """

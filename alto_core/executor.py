@@ -16,12 +16,7 @@ from alto_core.checkpointing import Checkpointer
 from alto_core.cuts import Cut, Place, Session
 from alto_core.data.rows import TaskData
 from alto_core.device import is_out_of_memory
-from alto_core.domain import (
-    Boundary,
-    JobFailure,
-    MemoryShortage,
-    Verdict,
-)
+from alto_core.domain import Boundary, JobFailure, MemoryShortage, Verdict
 from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.engine.validation import evaluation_tokens
 from alto_core.errors import EngineError, ModelError

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from alto_core.domain import JobState
 
+Z95 = 1.96
+"""Standard errors in half of a 95 % interval."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProfile:
@@ -71,6 +74,11 @@ class Score:
     loss_standard_error: float
     metric: str | None = None
     metric_value: Interval | None = None
+
+    @property
+    def loss_error(self) -> float:
+        """Half of the loss's 95 % interval."""
+        return Z95 * self.loss_standard_error
 
 
 @dataclass(frozen=True, kw_only=True)

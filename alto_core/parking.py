@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from alto_core.domain import JobState
+from alto_core.domain import EARLY_EXITS, JobState
 from alto_core.errors import StoreError
 from alto_core.job_run import JobRun
 from alto_core.store import JobRecord
 from alto_core.workspace import Workspace
-
-PARKED_STATES = (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)
-"""Ends that a policy decided, and that a person may think better of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +45,7 @@ def parked_jobs(workspace: Workspace) -> tuple[ParkedJob, ...]:
     """The jobs of a task that ended early, the one with the lowest validation loss first."""
     parked = []
     for record in workspace.records().values():
-        if record.state in PARKED_STATES:
+        if record.state in EARLY_EXITS:
             state = workspace.job_folder(record.job_id) / "state"
             parked.append(
                 ParkedJob(

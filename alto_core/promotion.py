@@ -34,7 +34,8 @@ class Judgement:
     """How a challenger stands against a champion."""
 
     outcome: str
-    """`better`, `within noise` or `worse`; without a comparison `first`, `other rows` or `other base model`."""
+    """`better`, `within noise` or `worse`; without a comparison `first`, `other rows`, `other base model` or
+    `rolled back`."""
     reason: str
     """One sentence with the numbers in it."""
     quantity: str | None = None

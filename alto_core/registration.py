@@ -14,9 +14,6 @@ from alto_core.store import EventDraft
 from alto_core.tracking import OWNER, ServingFacts, fingerprint, links
 from alto_core.workspace import Workspace
 
-MAX_COMPARED_RUNS = 20
-"""On one page of MLflow; more make it slow and unreadable."""
-
 
 def register_winner(workspace: Workspace, winner: str) -> RegisteredVersion:
     """Register the winner's best adapter as a new version of the task's registered model, once for each task.
@@ -56,7 +53,7 @@ def result_links(workspace: Workspace) -> dict[str, str]:
     found = {
         "report": links.artifact_url(base, experiment, parent, workspace.report_file.name),
         "run": links.run_url(base, experiment, parent),
-        "jobs compared": links.compare_url(base, experiment, jobs[:MAX_COMPARED_RUNS]),
+        "jobs compared": links.compare_url(base, experiment, jobs),
     }
     if registered := workspace.result.registered:
         found["registered model"] = links.model_url(base, registered.name)

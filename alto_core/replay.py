@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from alto_core.curve_files import RecordedJob, Recording
-from alto_core.domain import JobState, Verdict
+from alto_core.domain import EARLY_EXITS, JobState, Verdict
 from alto_core.early_exit.audit import (
     WARMUP_FRACTIONS,
     RankAgreement,
@@ -109,7 +109,7 @@ class ReplaySummary:
     @property
     def saved_by(self) -> Mapping[str, float]:
         """Share of all planned rows that verdicts of each state saved."""
-        saved = {state.value: 0.0 for state in (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)}
+        saved = {state.value: 0.0 for state in EARLY_EXITS}
         for job in self.jobs:
             if job.verdict is not None:
                 saved[job.state] += (job.planned_samples - job.samples) / self.samples_planned
@@ -161,10 +161,10 @@ def replay_grid(
     for preset, values in itertools.product(presets, itertools.product(*settings.values())):
         chosen = dict(zip(settings, values, strict=True))
         constants = {name: value for name, value in chosen.items() if name != GATE_SETTING}
-        warmup = chosen.get(GATE_SETTING, DEFAULT_WARMUP)
-        if not 0 < warmup < 1:
-            raise TaskFileError(GATE_SETTING, got=f"{warmup:g}", expected="a share in (0, 1)")
-        yield replay_recording(recording, make_policy(preset, constants), warmup_fraction=warmup, settings=chosen)
+        fraction = chosen.get(GATE_SETTING, DEFAULT_WARMUP)
+        if not 0 < fraction < 1:
+            raise TaskFileError(GATE_SETTING, got=f"{fraction:g}", expected="a share in (0, 1)")
+        yield replay_recording(recording, make_policy(preset, constants), warmup_fraction=fraction, settings=chosen)
 
 
 def _replayed(job: RecordedJob, done: Replay, gate_rank: int | None) -> ReplayedJob:

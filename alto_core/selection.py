@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alto_core import wording
 from alto_core.data.rows import SplitData
-from alto_core.domain import JobState
+from alto_core.domain import EARLY_EXITS, JobState
 from alto_core.engine.adapter_parallel import AnyEngine
 from alto_core.errors import EngineError
 from alto_core.evaluation import (
@@ -21,7 +21,7 @@ from alto_core.evaluation import (
     write_answers,
 )
 from alto_core.outcomes import AnswerSample, Comparison, Score
-from alto_core.report import EARLY_EXITS, count_samples, job_rows
+from alto_core.report import count_samples, job_rows
 from alto_core.store import EventDraft
 from alto_core.task_engine import open_engine
 from alto_core.tracking import TaskRuns

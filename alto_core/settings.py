@@ -12,8 +12,8 @@
 | `ALTO_TRACKING_WAIT_SECONDS` | how long the end of a task waits for an MLflow that is away | 300 |
 | `PREFECT_API_URL` | Prefect server; unset: an embedded one whose database lies under `ALTO_HOME` | unset |
 
-A login inside the last two (`http://user:password@host`) is taken out of them and handed on in the variables that
-MLflow and Prefect have for it, so that no address that is logged or shown holds one.
+A login inside the addresses of MLflow and Prefect (`http://user:password@host`) is taken out of them and handed on in
+the variables that both have for it, so that no address that is logged or shown holds one.
 """
 
 from __future__ import annotations

@@ -225,7 +225,6 @@ class Workspace:
 
     def stretch(self, job_id: str, *, start_step: int, until: float, rank_start: int | None = None) -> JobRun:
         """One job's training from a step to a share of its budget."""
-
         budget = self.budgets[job_id]
         return JobRun(
             job=self.jobs[job_id],

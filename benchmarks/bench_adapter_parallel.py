@@ -1,6 +1,6 @@
 """Adapter parallelism against what else a user could run on several GPUs of one machine.
 
-    python benchmarks/bench_adapter_parallel.py --out FOLDER [--gpus N] [--seconds S] [--parts PART ...]  # on GPUs
+    python benchmarks/bench_adapter_parallel.py --out FOLDER [--gpus 2] [--seconds 420] [--parts ours fsdp]  # on GPUs
     python benchmarks/bench_adapter_parallel.py --record FOLDER            # anywhere: takes rows and bars into results/
     python benchmarks/bench_adapter_parallel.py --out FOLDER --shape tiny  # on a CPU, to try it
 

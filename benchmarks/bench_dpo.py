@@ -34,33 +34,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.sequential_dpo import BETA, TARGETS, seconds_of, steps_of, time_sequential
+from benchmarks.dpo_setting import BETA, PRESETS, TARGETS, Setting, seconds_of, steps_of
+from benchmarks.sequential_dpo import time_sequential
 
 PARTS = ("sequential", "batched", "quality")
 RATES, RANKS, BATCHES = (1e-5, 5e-5, 2e-4, 3e-4, 5e-4), (16, 32, 64), (2, 4, 8, 16)
 GATE = 0.05
-PRESETS = {"none": "without_exit", "guarded": "with_exit"}
 EVAL_TOKENS = 16384
 COLUMNS = ("row", "what", "jobs", "train_pairs", "value", "unit")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is trained on what."""
-
-    model: Path
-    pairs: Path
-    device: str
-    jobs: tuple[Any, ...]
-    train_pairs: int
-    validation_pairs: int
-    test_pairs: int
-    seconds: float
-    """Of one timing."""
-    evaluations: int
-    """Of a job."""
-    presets: tuple[str, ...]
-    """Whole runs to make, of `PRESETS`."""
 
 
 @dataclasses.dataclass

@@ -1,6 +1,6 @@
 """Memory model, forecast and backfill against what happens.
 
-    python benchmarks/bench_memory.py --out FOLDER [--minutes 9] [--models 1b 8b] [--parts ...]   # on a GPU
+    python benchmarks/bench_memory.py --out FOLDER [--minutes 9] [--models 1b 8b] [--parts profile]   # on a GPU
     python benchmarks/bench_memory.py --record FOLDER       # anywhere: takes rows and bars into results/
 
 profile    the grid of the profile stage: its time, its fits and their residuals

@@ -44,7 +44,7 @@ BLOCKS, WARPS, STAGES = (32, 64, 128), (2, 4), (2, 3, 4)
 def inputs_of(case: Case) -> dict[str, Any]:
     import torch
 
-    from kernels.paged_attention import PAGE_PLACES
+    from kernels.pages import PAGE_PLACES
 
     draw = torch.Generator().manual_seed(0)
     counts = torch.randint(case.shortest, case.longest + 1, (case.rows,), generator=draw, dtype=torch.int32)

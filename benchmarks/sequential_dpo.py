@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from benchmarks.bench_dpo import Setting
-
-BETA = 0.1
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-def steps_of(job: Any, data: Any) -> int:
-    """Of one epoch."""
-    return -(-len(data.train.rows) // job.rows_per_update)
+from benchmarks.dpo_setting import BETA, TARGETS, Setting, seconds_of, steps_of
 
 
 def time_sequential(setting: Setting, data: Any) -> dict[str, float]:
@@ -88,24 +77,3 @@ def _padded(pairs: Sequence[Any], length: int, device: str) -> tuple[Any, Any]:
         ids[i, : len(side.token_ids)] = torch.tensor(side.token_ids)
         mask[i, : len(side.token_ids)] = torch.tensor(side.label_mask).float()
     return ids.to(device), mask.to(device)
-
-
-def seconds_of(call: Callable[[int], Any], setting: Setting) -> float:
-    """Of one call, the median of three rounds; the calls are given their number."""
-    import torch
-
-    def wait() -> None:
-        if setting.device == "cuda":
-            torch.cuda.synchronize()
-
-    def run(count: int) -> float:
-        wait()
-        started = time.perf_counter()
-        for i in range(count):
-            call(i)
-        wait()
-        return (time.perf_counter() - started) / count
-
-    run(2)
-    count = max(2, round(setting.seconds / 3 / run(2)))
-    return statistics.median(run(count) for _ in range(3))

@@ -1,7 +1,7 @@
 """Real preference pairs for examples/dpo.yaml, from the source package of BIG-bench (Apache-2.0), without a hub.
 
     pip download --no-deps --no-binary bigbench bigbench==1.0.0
-    python examples/prepare_preferences.py OUT_DIR bigbench-1.0.0.tar.gz [--task qasc|cosmosqa|both]
+    python examples/prepare_preferences.py OUT_DIR bigbench-1.0.0.tar.gz [--task qasc]
 
 writes OUT_DIR/pairs.jsonl and OUT_DIR/pairs-test.jsonl with fields `prompt`, `chosen`, `rejected`: questions of two
 Natural Instructions tasks with the right answer and a wrong one that a person wrote to be mistaken for it. No question

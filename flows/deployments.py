@@ -1,6 +1,6 @@
 """What Prefect is told about this project: work pools, one deployment per host, and those that plan and reconcile.
 
-`prefect.yaml` says the same to those who deploy by hand; a test holds the two together.
+`prefect.yaml` says the same of the latter to those who deploy by hand; a test holds the two together.
 """
 
 from __future__ import annotations

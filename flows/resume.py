@@ -51,8 +51,8 @@ def resume(task_id: str, *, as_recorded: bool = False) -> TuneResult:
 def _refuse_queued(task_id: str, settings: Settings) -> None:
     """A task in the queue goes on by itself, on the GPUs that it is given."""
     queue = Queue(settings)
-    entry = next((entry for entry in queue.entries() if entry.task_id == task_id), None)
+    entry = queue.open_entry(task_id)
     queue.close()
-    if entry is not None and entry.state is not QueueState.ENDED:
+    if entry is not None:
         remedy = "`alto unpause` lets it go on" if entry.state is QueueState.PAUSED else "It goes on by itself"
         raise StoreError(f"task {task_id} is in the queue of the cluster, {entry.state}. {remedy}.")

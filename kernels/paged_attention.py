@@ -8,8 +8,8 @@
 
 Nothing but these places enters, whatever the rest of the pool holds. Scores, weights and sums are float32.
 
-Shape suffixes: N rows, M pages of a row, L places of a page, F places of the pool, C places that the twin looks at, H
-heads, K key/value heads, G = H / K, D head width.
+Shape suffixes: N rows, M pages of a row, L places of a page (`PAGE_PLACES`), F places of the pool, C places that the
+twin looks at, H heads, K key/value heads, G = H / K, D head width.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.pages import PAGE_PLACES
 from kernels.path_choice import Implementation, choose_path
 
-PAGE_PLACES = 32
-"""L. Half a page is lost per row; a smaller one makes tables longer."""
 MIN_TRITON_WIDTH = 16
 """Of a head, which is what the tensor cores multiply at least."""
 

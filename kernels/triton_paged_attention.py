@@ -16,7 +16,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from kernels.paged_attention import PAGE_PLACES
+from kernels.pages import PAGE_PLACES
 from kernels.triton_tuning import Tiles
 
 TILES = Tiles(block_tokens=64, block_width=0, num_warps=4, num_stages=3)

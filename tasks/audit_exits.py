@@ -19,10 +19,10 @@ def audit_exits(task_id: str, share: float, seed: int) -> AuditReport:
         description=f"Exited jobs of {task_id} at the end of their budgets",
         table=[
             {
-                "job": job.job_id,
-                "exit": job.exit_state.value,
-                "val_loss_at_exit": job.exit_val_loss,
-                "val_loss_at_end": job.final_val_loss,
+                "job_id": job.job_id,
+                "exit_state": job.exit_state.value,
+                "exit_val_loss": job.exit_val_loss,
+                "final_val_loss": job.final_val_loss,
                 "beats_winner": job.beats_winner,
             }
             for job in report.jobs

@@ -21,8 +21,8 @@ def gate(task_id: str, revision: str) -> list[str]:
         description=f"Warmup gate of {task_id}",
         table=[
             {
-                "rank": entry.gate_rank,
-                "job": entry.job_id,
+                "gate_rank": entry.gate_rank,
+                "job_id": entry.job_id,
                 "val_loss": entry.val_loss,
                 "kept": entry.kept,
                 "reason": entry.reason,

@@ -1,56 +1,25 @@
-"""The documentation holds: made parts are current, links lead somewhere, commands, task files and code are real."""
+"""The documentation holds: made parts are current, links lead somewhere, task files and code are real."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import typer
 
 from alto_core import settings
 from alto_core.config import parse_task
 from alto_core.config.yaml_text import read_yaml
-from flows.cli.app import app
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-DOCS = REPOSITORY / "docs"
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+from tests.pages import CODE_SPAN, DOCS, FENCE, PAGES, REPOSITORY, blocks
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"(?<=\n\n)((?:    .*\n)+)")
-CODE_SPAN = re.compile(r"`[^`\n]+`")
-COMMAND = re.compile(r"^(?:\$ )?alto (?P<words>.+)$", re.MULTILINE)
-SPOKEN_COMMAND = re.compile(r"(?<=`)alto (?P<words>[^`\n]+)(?=`)")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A code block of a page."""
-
-    page: str
-    language: str
-    text: str
-
-
-def blocks() -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for _, language, content in FENCE.findall(text):
-            yield Block(page.name, language, content)
-        for content in INDENTED.findall(FENCE.sub("", text)):
-            yield Block(page.name, "", "".join(line[4:] + "\n" for line in content.splitlines()))
 
 
 def make_reference() -> ModuleType:
@@ -105,29 +74,6 @@ def test_links_and_pictures_lead_to_what_is_there(page: Path) -> None:
             f"{page.name}: {target} is not on the site"
         )
         assert not anchor or anchor in anchors(file), f"{page.name}: {target} names no heading of {file.name}"
-
-
-def written_commands() -> list[tuple[str, str]]:
-    """Page and words of each `alto ...` in code, comments cut off."""
-    found = [(block.page, match["words"]) for block in blocks() for match in COMMAND.finditer(block.text)]
-    for page in PAGES:
-        text = FENCE.sub("", page.read_text(encoding="utf-8"))
-        found += [(page.name, match["words"]) for match in SPOKEN_COMMAND.finditer(text)]
-    return found
-
-
-def test_every_command_in_the_documentation_is_one_with_these_options() -> None:
-    group: Any = typer.main.get_command(app)
-    written = written_commands()
-    assert len(written) > 100
-    for page, words in written:
-        name, *rest = shlex.split(words, comments=True)
-        if name.startswith("-") or name.isupper():
-            continue
-        assert name in group.commands, f"{page}: `alto {words}` is no command"
-        known = {option for parameter in group.commands[name].params for option in parameter.opts} | {"--help", "-h"}
-        options = {word.partition("=")[0] for word in rest if word.startswith("-")}
-        assert options <= known, f"{page}: `alto {words}` has no {sorted(options - known)}"
 
 
 WHOLE: dict[str, Any] = {

@@ -1,8 +1,11 @@
-"""The tutorial does what it says: its code makes the rows, and its task file means the numbers, that it shows."""
+"""The tutorial does what it says: its blocks run, and its rows and its task file mean the numbers that it shows."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from tests.shell import run_shell
 
 TUTORIAL = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
@@ -52,3 +56,37 @@ def test_its_rows_and_its_task_file_are_what_it_shows(
     refused = CliRunner().invoke(app, ["validate", "dates.yaml"])
     assert refused.exit_code == 2
     assert "search_space.lora_rank[1]: got 'sixteen', expected a valid integer" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_all_its_blocks_run_one_after_the_other(
+    tiny_model: Path,
+    empty_database: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ALTO_HOME", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALTO_DEVICE", "cpu")
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstart" / "model").symlink_to(tiny_model)
+    (tmp_path / ".alto").mkdir()
+    shutil.copy(empty_database, tmp_path / ".alto" / "mlflow.db")
+    (tmp_path / "make_dates.py").write_text(block("python"))
+    (tmp_path / "dates.yaml").write_text(block("yaml"))
+    told: dict[str, str] = {}
+    for language, text in BLOCKS:
+        if language == "sh":
+            told |= run_shell(text, monkeypatch)
+    assert len(told) == 9
+    outcome = told["alto tune dates.yaml"]
+    for line in block("", "winner").splitlines():
+        assert f"\n{line[:21]}" in outcome, "the lines that it shows have these names"
+    assert told["alto explain dates-1 lr0.02-r4"].startswith("lr0.02-r4-b4-")
+    assert (tmp_path / "dates.html").is_file()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(block("python", "from peft"), {})
+    assert printed.getvalue().strip()

@@ -16,6 +16,8 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Names become folders, MLflow keys and URLs: letters, digits, dot, dash, underscore; no leading dot."""
 
 
+FILE_ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
+"""Of data files. Any other name may be a hub data set."""
 RESERVED_NAMES = frozenset(
     {"con", "prn", "aux", "nul", *(f"{device}{i}" for device in ("com", "lpt") for i in range(10))}
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from alto_core.config.fields import FILE_ENDINGS
 from alto_core.config.search import STRATEGY_NAMES
 from alto_core.config.spelling import fields_at, similar
 from alto_core.config.task import SplitSection, TuningTask
@@ -124,7 +125,7 @@ def _with_absolute_paths(task: TuningTask, folder: Path) -> TuningTask:
         if name is None:
             return None
         candidate = folder / Path(name).expanduser()
-        looks_local = name.startswith((".", "/", "~")) or Path(name).suffix in (".jsonl", ".json", ".csv", ".parquet")
+        looks_local = name.startswith((".", "/", "~")) or Path(name).suffix in FILE_ENDINGS
         return str(candidate.resolve()) if looks_local or candidate.exists() else name
 
     def resolve_split(split: SplitSection | None) -> SplitSection | None:

@@ -200,7 +200,11 @@ def _chat(content: dict[str, Any], column: str) -> Chat:
 
 
 def parse_turn(value: Any, place: str) -> Turn:
-    """One turn of a chat; `place` is its path in the row."""
+    """One turn of a chat; `place` is its path in the row.
+
+    Raises:
+        UnusableRowError: it has no role or no text, an unknown role, or a tool call.
+    """
     if not isinstance(value, dict):
         raise UnusableRowError(Reason.NOT_TURNS, f"got {described(value)}, expected role and content", place)
     if "from" in value and "role" not in value:
@@ -216,7 +220,11 @@ def parse_turn(value: Any, place: str) -> Turn:
 
 
 def check_order(turns: Sequence[Turn], column: str) -> None:
-    """Refuse turns that are not an optional system turn, then user and assistant in turn."""
+    """Refuse turns that are not an optional system turn, then user and assistant in turn.
+
+    Raises:
+        UnusableRowError: names the first turn out of order.
+    """
     start = 1 if turns[0].role == "system" else 0
     for i, turn in enumerate(turns[start:]):
         expected = ("user", "assistant")[i % 2]
@@ -226,7 +234,11 @@ def check_order(turns: Sequence[Turn], column: str) -> None:
 
 
 def field_text(content: Mapping[str, Any], column: str, place: str | None = None) -> str:
-    """A field's text. `place` is the path shown to people where it is more than the column."""
+    """A field's text. `place` is the path shown to people where it is more than the column.
+
+    Raises:
+        UnusableRowError: it is missing, of another type, or no valid Unicode.
+    """
     value = content.get(column)
     if value is None:
         raise UnusableRowError(Reason.MISSING_FIELD, "null" if column in content else "", place or column)

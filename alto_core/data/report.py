@@ -158,6 +158,7 @@ class RowTally:
         self.rows_read[source] = self.rows_read.get(source, 0) + 1
 
     def leave_out(self, source: str, origin: str, problem: UnusableRowError, content: object) -> None:
+        """Count a row that cannot be used; the first of each reason is kept as its example."""
         key = (source, problem.reason)
         known = self._left_out.get(key)
         if known is not None:

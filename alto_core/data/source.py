@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from alto_core.config.fields import FILE_ENDINGS
 from alto_core.data.json_rows import read_json_rows
 from alto_core.data.report import Reason, UnusableRowError
 from alto_core.data.row_source import SourceRow
@@ -18,7 +19,6 @@ from alto_core.data.utf8 import read_utf8
 from alto_core.errors import DataError, first_line
 from alto_core.hub import go_offline_without_hub
 
-FILE_ENDINGS = (".jsonl", ".json", ".csv", ".parquet")
 ROWS_PER_READ = 2048
 LONGEST_CSV_CELL = 2**31 - 1
 """Python's csv module refuses cells above 131,072 characters unless told otherwise."""

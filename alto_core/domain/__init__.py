@@ -16,9 +16,10 @@ from alto_core.domain.jobs import (
     TrainedSides,
 )
 from alto_core.domain.measurements import Boundary, Evaluation, JobFailure, MemoryShortage, RowLosses, StepRecord
-from alto_core.domain.states import CurveSource, JobState, Stage, TaskState
+from alto_core.domain.states import EARLY_EXITS, CurveSource, JobState, Stage, TaskState
 
 __all__ = [
+    "EARLY_EXITS",
     "MAX_RANK_RATIO",
     "Boundary",
     "CurveSource",

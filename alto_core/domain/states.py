@@ -31,6 +31,10 @@ class JobState(StrEnum):
         return self in (JobState.FINISHED, JobState.OVERFITTING) or (self is JobState.DIVERGING and was_ranked)
 
 
+EARLY_EXITS = (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)
+"""Ends that a policy decides before the budget is spent, and that a person may think better of."""
+
+
 class TaskState(StrEnum):
     """Where a tuning task is."""
 

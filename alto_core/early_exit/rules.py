@@ -1,6 +1,6 @@
 """Constants of the early-exit rules: a default and a range for each, checked wherever the values come from.
 
-`paper` and `guarded` declare their constants with `constant`; `policy.make_policy` applies a task file's overrides.
+Each preset declares its constants with `constant`; `policy.make_policy` applies a task file's overrides.
 """
 
 from __future__ import annotations

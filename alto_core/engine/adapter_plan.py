@@ -78,8 +78,8 @@ def plan_adapter(
         mean_rank=job.lora_rank,
     )
     return tuple(
-        AdaptedLayer(layer=layer, lora_rank=rank, scale_ratio=_scale_ratio(job, rank))
-        for layer, rank in zip(layers, ranks, strict=True)
+        AdaptedLayer(layer=layer, lora_rank=lora_rank, scale_ratio=_scale_ratio(job, lora_rank))
+        for layer, lora_rank in zip(layers, ranks, strict=True)
     )
 
 
@@ -151,11 +151,11 @@ def block_signals(layers: Iterable[LinearLayer], measures: Mapping[str, LayerMea
     return {block: math.sqrt(square) for block, square in squares.items()}
 
 
-def _scale_ratio(job: LoraJob, rank: int) -> float:
+def _scale_ratio(job: LoraJob, lora_rank: int) -> float:
     """alpha in proportion to the rank, but never below the job's own; so a layer of few ranks has a larger scale.
 
     Only by sensitivity, and where A is frozen: there a factor on A is the same as one on the scale.
     """
     if job.rank_allocation != "sensitivity" or job.train == "both" or job.init == "pissa":
         return 1.0
-    return max(1.0, job.lora_rank / rank)
+    return max(1.0, job.lora_rank / lora_rank)

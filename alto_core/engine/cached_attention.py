@@ -18,7 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from alto_core.engine.packed_attention import RowLayout
-from kernels.paged_attention import PAGE_PLACES, paged_attention
+from kernels.paged_attention import paged_attention
+from kernels.pages import PAGE_PLACES
 
 SPARE_PAGE = 0
 """Belongs to no row; rows that fill up a pass store there."""

@@ -22,7 +22,7 @@ from alto_core.engine.decoding import AdapterRoutes, Decoder
 from alto_core.engine.lora_linear import LoraRouting
 from alto_core.engine.row_states import AnswerRules, NewRow, RowStates
 from alto_core.engine.sampling import Sampling
-from kernels.paged_attention import PAGE_PLACES
+from kernels.pages import PAGE_PLACES
 
 MAX_ROWS = {"cpu": 256, "cuda": 16384}
 """Rows that generate side by side where the caller does not say and memory allows it."""

@@ -55,28 +55,28 @@ class AdapterStarts:
             a_rI: all rank rows of A.
             b_rO: all rank rows of B, transposed.
         """
-        layer, rank = adapted.layer, adapted.lora_rank
+        layer, lora_rank = adapted.layer, adapted.lora_rank
         if job.init == "pissa":
-            left_rO, right_rI = self._factors_of(layer, rank)
+            left_rO, right_rI = self._factors_of(layer, lora_rank)
             for start, sign in ((0, 1.0), (job.trained_rows, -1.0)):
-                a_rI[start : start + rank] = right_rI * job.scale**-0.5
-                b_rO[start : start + rank] = left_rO * (sign * job.scale**-0.5)
+                a_rI[start : start + lora_rank] = right_rI * job.scale**-0.5
+                b_rO[start : start + lora_rank] = left_rO * (sign * job.scale**-0.5)
             return
         if job.init == "tlora":
             directions_kI = self._measures[layer.name].directions_kI
-            assert len(directions_kI) >= rank, "measured for smaller ranks"
-            a_rI[:rank] = directions_kI[:rank]
+            assert len(directions_kI) >= lora_rank, "measured for smaller ranks"
+            a_rI[:lora_rank] = directions_kI[:lora_rank]
         else:
-            a_rI[:rank] = initial_a(layer, rank, job.seed)
+            a_rI[:lora_rank] = initial_a(layer, lora_rank, job.seed)
         a_rI.mul_(adapted.scale_ratio)
 
-    def _factors_of(self, layer: LinearLayer, rank: int) -> tuple[Tensor, Tensor]:
+    def _factors_of(self, layer: LinearLayer, lora_rank: int) -> tuple[Tensor, Tensor]:
         """sqrt(S) U^T [r, O] and sqrt(S) V^T [r, I] of the frozen weight, in host memory."""
-        key = (layer.index, rank)
+        key = (layer.index, lora_rank)
         if key not in self._factors:
             weight = self._model.get_submodule(layer.name).weight
             assert isinstance(weight, Tensor)
-            u_Or, s_r, vt_rI = leading_singular(weight.T if layer.is_conv1d else weight, rank)
+            u_Or, s_r, vt_rI = leading_singular(weight.T if layer.is_conv1d else weight, lora_rank)
             root_r1 = s_r.sqrt()[:, None]
             self._factors[key] = ((root_r1 * u_Or.T).cpu(), (root_r1 * vt_rI).cpu())
         return self._factors[key]

@@ -48,6 +48,9 @@ class Launcher:
 
         Returns:
             Its process id.
+
+        Raises:
+            ChildProcessError: the launcher itself has ended.
         """
         socket.send_fds(self._socket, [json.dumps(device).encode()], [connection, output])
         while (message := self._next(None)) is not None and "started" not in message:

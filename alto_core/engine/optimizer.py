@@ -23,10 +23,10 @@ CLIP_EPSILON = 1e-6
 def learning_rate(job: LoraJob, budget: JobBudget, step: int) -> float:
     """Learning rate of a job's update number `step`, 1-based. With a warmup the first is 0, as in transformers."""
     done, total = step - 1, budget.total_steps
-    warmup = math.ceil(job.lr_warmup_fraction * total)
-    if done < warmup:
-        return job.learning_rate * done / max(1, warmup)
-    progress = (done - warmup) / max(1, total - warmup)
+    lr_warmup_steps = math.ceil(job.lr_warmup_fraction * total)
+    if done < lr_warmup_steps:
+        return job.learning_rate * done / max(1, lr_warmup_steps)
+    progress = (done - lr_warmup_steps) / max(1, total - lr_warmup_steps)
     if job.lr_schedule == "linear":
         return job.learning_rate * max(0.0, 1.0 - progress)
     if job.lr_schedule == "cosine":

@@ -83,7 +83,12 @@ class Residents:
         )
 
     def load_adapter(self, job: LoraJob, folder: Path) -> None:
-        """With an exported adapter, not to be trained; see `Engine.load_adapter`."""
+        """With an exported adapter, not to be trained; see `Engine.load_adapter`.
+
+        Raises:
+            EngineError: the job is here already, or does not fit.
+            ModelError: the folder is not this job's adapter.
+        """
 
         def fill(active: ActiveJob) -> None:
             trained_scale = read_adapter(active, self._slots, folder)

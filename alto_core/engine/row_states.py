@@ -19,7 +19,7 @@ from torch import Tensor
 
 from alto_core.engine.cached_attention import SPARE_PAGE
 from alto_core.engine.sampling import Sampling, drawn, likeliest
-from kernels.paged_attention import PAGE_PLACES
+from kernels.pages import PAGE_PLACES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,11 @@ class ShardedLayers:
 
     @contextmanager
     def taking_part(self, *, gradients: bool) -> Iterator[None]:
-        """One pass of the model, forward or forward and backward, inside the block."""
+        """One pass of the model, forward or forward and backward, inside the block.
+
+        Raises:
+            EngineError: an earlier pass ended in the middle.
+        """
         if self.is_broken:
             raise EngineError("an earlier pass ended in the middle")
         wanted = FORWARD_AND_BACKWARD if gradients else FORWARD

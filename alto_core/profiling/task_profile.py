@@ -42,6 +42,7 @@ class TaskRows:
 
     @classmethod
     def of(cls, data: TaskData) -> TaskRows:
+        """The training rows of a task."""
         tokens = sum(len(row.token_ids) for row in data.train.rows)
         return cls(
             mean=tokens / len(data.train.rows),

@@ -7,7 +7,6 @@ rest turns it into text and pictures and knows neither.
 from __future__ import annotations
 
 from alto_core.report.leaderboard import (
-    EARLY_EXITS,
     LeaderboardRow,
     SampleCount,
     count_samples,
@@ -18,7 +17,6 @@ from alto_core.report.load import build_report, job_rows
 from alto_core.report.values import JobRow, ReportData, StageTime, TaskFacts
 
 __all__ = [
-    "EARLY_EXITS",
     "JobRow",
     "LeaderboardRow",
     "ReportData",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from alto_core.budget import num_samples
-from alto_core.domain import JobState
+from alto_core.domain import EARLY_EXITS, JobState
 from alto_core.outcomes import Interval
 from alto_core.report.values import JobRow
 from alto_core.result import TaskResult
@@ -75,10 +75,6 @@ class SampleCount:
         return self.saved / self.planned if self.planned else 0.0
 
 
-Z95 = 1.96
-EARLY_EXITS = (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING)
-
-
 def leaderboard(
     jobs: Sequence[JobRow], result: TaskResult, *, choose_by: Literal["val_loss", "metric"] = "val_loss"
 ) -> tuple[LeaderboardRow, ...]:
@@ -105,7 +101,7 @@ def leaderboard(
             row=row,
             is_winner=row.job_id == result.winner,
             val_metric=metrics.get(row.job_id),
-            loss_error=Z95 * scores[row.job_id].loss_standard_error if row.job_id in scores else None,
+            loss_error=scores[row.job_id].loss_error if row.job_id in scores else None,
             winner_lead=leads.get(row.job_id),
         )
         for place, row in enumerate(sorted(jobs, key=key), start=1)

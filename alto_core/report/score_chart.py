@@ -5,8 +5,6 @@ from __future__ import annotations
 from alto_core.outcomes import Score
 from alto_core.report.svg import Canvas, Scale
 
-Z95 = 1.96
-
 
 def metric_chart(winner: Score, untuned: Score, *, width: float) -> str | None:
     """Metric with its 95 % Wilson interval; None where no metric was measured."""
@@ -24,7 +22,7 @@ def loss_chart(winner: Score, untuned: Score, *, width: float) -> str:
     """Loss with its 95 % interval (1.96 standard errors)."""
     rows = []
     for name, css, score in (("winner", "winner", winner), ("untuned", "untuned", untuned)):
-        reach = Z95 * score.loss_standard_error
+        reach = score.loss_error
         text = f"{score.loss:.3f} ± {reach:.3f}"
         rows.append((name, css, score.loss, score.loss - reach, score.loss + reach, text))
     high = 1.08 * max(row[4] for row in rows)

@@ -68,8 +68,8 @@ class Canvas:
         attributes = {name: _n(value) for name, value in shape.items()}
         self._add("rect", css, title, **attributes, **({} if opacity == 1 else {"fill-opacity": f"{opacity:.2f}"}))
 
-    def circle(self, x: float, y: float, radius: float, css: str, title: str = "") -> None:
-        self._add("circle", css, title, cx=_n(x), cy=_n(y), r=_n(radius))
+    def circle(self, x: float, y: float, radius: float, css: str) -> None:
+        self._add("circle", css, cx=_n(x), cy=_n(y), r=_n(radius))
 
     def cross(self, x: float, y: float, radius: float, css: str) -> None:
         left, right, top, bottom = _n(x - radius), _n(x + radius), _n(y - radius), _n(y + radius)

@@ -30,10 +30,6 @@ class GridPoint:
     def tokens_per_second(self) -> float:
         return self.num_tokens / self.seconds
 
-    @property
-    def samples_per_second(self) -> float:
-        return self.num_jobs * self.adapter_batch_size / self.seconds
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:

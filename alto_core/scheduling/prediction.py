@@ -79,7 +79,7 @@ class SideCosts:
         return dataclasses.replace(self, load_seconds=0.0, compile_seconds=left)
 
 
-def fit_speed(measured: Sequence[tuple[float, float]], *, eval_share: float = 1 / 3) -> PassSpeed:
+def fit_speed(measured: Sequence[tuple[float, float]]) -> PassSpeed:
     """Least squares over (tokens, seconds) of passes, weighted so that relative errors count. Neither part is negative.
 
     Raises:
@@ -98,7 +98,7 @@ def fit_speed(measured: Sequence[tuple[float, float]], *, eval_share: float = 1 
         else mean_y / mean_x
     )
     slope = min(max(slope, 0.0), mean_y / mean_x)
-    return PassSpeed(base_seconds=max(0.0, mean_y - slope * mean_x), seconds_per_token=slope, eval_share=eval_share)
+    return PassSpeed(base_seconds=max(0.0, mean_y - slope * mean_x), seconds_per_token=slope)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,6 +224,10 @@ class Queue(StorePart):
         with self._database.reading() as session:
             return queue_entry(queue_row(session, task_id), task_row(session, task_id))
 
+    def open_entry(self, task_id: str) -> QueueEntry | None:
+        """A task of the queue that has not ended there; None for any other."""
+        return next((entry for entry in self.entries() if entry.task_id == task_id), None)
+
     def entries(self, *states: QueueState) -> tuple[QueueEntry, ...]:
         """Submitted tasks in these states, or all that have not ended; in the order of submission."""
         wanted = states or tuple(state for state in QueueState if state is not QueueState.ENDED)

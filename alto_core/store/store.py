@@ -11,7 +11,7 @@ from typing import Any
 from sqlmodel import col, select
 
 from alto_core.config import TuningTask
-from alto_core.domain import JobBudget, JobState, LoraJob, Stage, TaskState
+from alto_core.domain import EARLY_EXITS, JobBudget, JobState, LoraJob, Stage, TaskState
 from alto_core.errors import StoreError
 from alto_core.outcomes import TaskProfile
 from alto_core.redaction import without_secrets
@@ -236,7 +236,7 @@ class Store(StorePart):
         """
         with self._database.writing() as session:
             row = job_row(session, task_id, job_id)
-            if row.state not in (JobState.UNDERPERFORMING, JobState.OVERFITTING, JobState.DIVERGING):
+            if row.state not in EARLY_EXITS:
                 raise StoreError(
                     f"job {job_id} of task {task_id}: got a {row.state} job to run again, expected one that ended early"
                 )

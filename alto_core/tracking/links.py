@@ -10,6 +10,8 @@ from alto_core.settings import Settings
 
 EMBEDDED_UI = "http://127.0.0.1:5000"
 """Where `alto ui` shows the embedded MLflow unless told otherwise."""
+MAX_COMPARED_RUNS = 20
+"""On one page; more make it slow and unreadable."""
 _SIDE = "workflowType=machine_learning"
 """MLflow's pages have a side for training and one for prompts and traces, which they show unless told."""
 
@@ -34,8 +36,8 @@ def model_url(base: str, name: str) -> str:
 
 
 def compare_url(base: str, experiment_id: str, run_ids: Sequence[str]) -> str:
-    """The page that compares runs, parallel coordinates included."""
-    runs = urllib.parse.quote(json.dumps(list(run_ids), separators=(",", ":")))
+    """The page that compares runs, parallel coordinates included; of many, the first `MAX_COMPARED_RUNS`."""
+    runs = urllib.parse.quote(json.dumps(list(run_ids)[:MAX_COMPARED_RUNS], separators=(",", ":")))
     experiments = urllib.parse.quote(json.dumps([experiment_id], separators=(",", ":")))
     return f"{base}/#/compare-runs?runs={runs}&experiments={experiments}&{_SIDE}"
 

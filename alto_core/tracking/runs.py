@@ -226,8 +226,6 @@ class TaskRuns:
         samples_saved: float,
         tokens_per_second: float,
         best_val_loss: float | None,
-        scores: Mapping[str, float] | None = None,
-        step: int = 0,
     ) -> None:
         """Log where the task stands on the parent run, whose charts would be empty without.
 
@@ -237,8 +235,6 @@ class TaskRuns:
             samples_saved: share of all budgeted rows that need not be trained on, in [0, 1].
             tokens_per_second: of the joint steps.
             best_val_loss: lowest validation loss of any job; None before the first.
-            scores: held-out scores of the winner and the untuned model, by name.
-            step: the x of the chart, for example the number of the boundary.
         """
         values = {
             "survivors": survivors,
@@ -248,7 +244,7 @@ class TaskRuns:
         }
         if best_val_loss is not None:
             values["best_val_loss"] = best_val_loss
-        self._log_values(self.parent_run_id, {**values, **(scores or {})}, step)
+        self._log_values(self.parent_run_id, values, 0)
 
     @timed
     def log_scores(self, scores: Sequence[Score]) -> None:

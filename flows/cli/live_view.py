@@ -14,6 +14,7 @@ from alto_core import wording
 from alto_core.domain import JobState, Stage, TaskState
 from alto_core.report import JobRow
 from flows.cli.lines import SILENT_KINDS, describe
+from flows.cli.tables import GAP, bare_table
 from flows.cli.view import TaskView, group_of
 
 STATE_STYLES: dict[JobState, str] = {
@@ -29,7 +30,7 @@ STATE_STYLES: dict[JobState, str] = {
 TASK_STYLES = {TaskState.FINISHED: "bold green", TaskState.FAILED: "bold red", TaskState.CANCELLED: "yellow"}
 WIDE, MEDIUM = 118, 96
 """Columns of a terminal from which tables have room for the single settings of a job, and for bar and train loss."""
-BAR_WIDTH, GAP = 8, 2
+BAR_WIDTH = 8
 MIN_REASON_WIDTH = 12
 MAX_EVENTS = 4
 FRAME_LINES = 9
@@ -116,7 +117,7 @@ def _job_table(rows: Sequence[JobRow], *, width: int) -> Table:
     columns.append(("val", [Text(wording.loss(row.val_loss)) for row in rows]))
     columns.append(("best", [Text(wording.loss(row.best_val_loss)) for row in rows]))
 
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP, 0, 0))
+    table = bare_table()
     used = 0
     for name, cells in columns:
         column_width = max(len(name), *(BAR_WIDTH if isinstance(cell, ProgressBar) else len(cell) for cell in cells))

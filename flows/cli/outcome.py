@@ -14,6 +14,7 @@ from alto_core.domain import TaskState
 from alto_core.report import LeaderboardRow, leaderboard
 from alto_core.settings import Settings
 from flows.cli.live_view import MEDIUM, STATE_STYLES
+from flows.cli.tables import bare_table
 from flows.cli.view import TaskView
 
 
@@ -101,7 +102,7 @@ def _board_table(view: TaskView, *, width: int) -> Table:
     }
     left_out = ({"lr", "rank", "batch"} if width < MEDIUM else set()) | ({"val "} if metric is None else set())
     columns = {name: cell for name, cell in columns.items() if name not in left_out}
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = bare_table()
     for name in columns:
         table.add_column(name, justify="left" if name == "job" else "right", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -125,9 +126,7 @@ def _facts(view: TaskView, settings: Settings) -> list[tuple[str, str]]:
         if score is not None:
             metric = f"{(score.metric or '').replace('_', ' ')} {score.metric_value}, " if score.metric_value else ""
             rows = f" ({score.metric_value.num_rows} rows)" if score.metric_value else ""
-            facts.append(
-                (name, f"{metric}loss {wording.loss(score.loss)} ± {1.96 * score.loss_standard_error:.4f}{rows}")
-            )
+            facts.append((name, f"{metric}loss {wording.loss(score.loss)} ± {score.loss_error:.4f}{rows}"))
     saved = (
         f"{wording.share(samples.saved_share)}: {wording.count(samples.saved)} of {wording.count(samples.planned)} rows"
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from rich.console import Console
+
+from alto_core.strict_json import strict_json
 
 PIPE_WIDTH = 140
 
@@ -41,12 +41,4 @@ def stdout_for(as_json: bool) -> Iterator[IO[str]]:
 
 def dump(content: Mapping[str, Any]) -> str:
     """One line of strict JSON: numbers that are not finite become null."""
-    return json.dumps(_clean(content), allow_nan=False, default=str)
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return strict_json(content)

@@ -12,6 +12,7 @@ from alto_core.queue_states import QueueState
 from alto_core.settings import Settings, load_settings
 from alto_core.store import Fleet, HostRecord, KeptPlan, Queue, QueueEntry
 from flows.cli.output import console_for, dump
+from flows.cli.tables import bare_table
 
 STATE_STYLES = {QueueState.RUNNING: "cyan", QueueState.CLAIMED: "cyan", QueueState.PAUSED: "yellow"}
 
@@ -42,7 +43,7 @@ def run_queue(*, as_json: bool) -> None:
 def place_in_queue(task_id: str, settings: Settings) -> str | None:
     """Where a task stands, in words, for one that is in the queue; None for others."""
     queue = Queue(settings)
-    entry = next((entry for entry in queue.entries() if entry.task_id == task_id), None)
+    entry = queue.open_entry(task_id)
     if entry is None:
         return None
     return f"in the queue: {entry.state}, {_where(entry, queue.latest_plan(), Fleet(settings).hosts())}"
@@ -69,7 +70,7 @@ def _entry_object(entry: QueueEntry, plan: KeptPlan | None) -> dict:
 
 
 def _entry_table(entries: tuple[QueueEntry, ...], plan: KeptPlan | None, hosts: tuple[HostRecord, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = bare_table()
     for name in ("task", "owner", "state", "priority", "GPUs", "where and when"):
         table.add_column(name, no_wrap=name != "where and when", justify="right" if name == "GPUs" else "left")
     for entry in entries:
@@ -111,7 +112,7 @@ def _where(entry: QueueEntry, plan: KeptPlan | None, hosts: tuple[HostRecord, ..
 
 
 def _host_table(hosts: tuple[HostRecord, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = bare_table()
     for name in ("host", "state", "GPUs", "last heard of"):
         table.add_column(name)
     for host in hosts:

@@ -146,10 +146,11 @@ def _facts(summary: ReplaySummary) -> list[tuple[str, str]]:
         error = summary.regret_standard_error
         regret = f"{summary.regret:.4f}" + (f" (paired standard error {error:.4f})" if error is not None else "")
     ratio = summary.val_loss_ratio
-    warmup = summary.settings.get(GATE_SETTING, DEFAULT_WARMUP)
+    settings = ", ".join(f"{name} {value:g}" for name, value in summary.settings.items())
+    fraction = summary.settings.get(GATE_SETTING, DEFAULT_WARMUP)
     gates = ", ".join(f"{100 * gate.fraction:g} %: {len(gate.decision.survivors)} go on" for gate in summary.gates)
     return [
-        ("settings", ", ".join(f"{k} {v:g}" for k, v in summary.settings.items()) or f"as documented, gate {warmup:g}"),
+        ("settings", settings or f"as documented, gate {fraction:g}"),
         ("training rows saved", f"{wording.share(summary.samples_saved_share, digits=1)} ({saved_by})"),
         ("gates", gates),
         ("best of all", f"{summary.best_job or wording.NOTHING}, {wording.loss(summary.best_val_loss)}"),

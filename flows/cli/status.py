@@ -7,7 +7,6 @@ import time
 from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from alto_core import wording
@@ -18,6 +17,7 @@ from flows.cli.live_view import MEDIUM, TASK_STYLES, render_view
 from flows.cli.outcome import outcome_object, print_outcome
 from flows.cli.output import console_for, dump
 from flows.cli.queue import place_in_queue
+from flows.cli.tables import bare_table
 from flows.cli.tune import POLL_SECONDS, make_display
 from flows.cli.view import Watcher
 
@@ -78,7 +78,7 @@ def _print_tasks(tasks: tuple[TaskRecord, ...], console: Console, *, as_json: bo
     if not tasks:
         console.print("No tasks yet. `alto tune FILE` starts one.")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = bare_table()
     is_narrow = console.width < MEDIUM
     for name in ("task", "state", "started (UTC)", "took", "winner", *(() if is_narrow else ("owner", "stage"))):
         table.add_column(name, no_wrap=name not in ("task", "winner"), overflow="fold")

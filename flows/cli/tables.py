@@ -9,6 +9,14 @@ from rich.table import Table
 from alto_core import wording
 from alto_core.early_exit.audit import RankAgreement
 
+GAP = 2
+"""Between columns."""
+
+
+def bare_table() -> Table:
+    """A table without lines and without columns yet."""
+    return Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP, 0, 0))
+
 
 def plain_table(*names: str, left: Collection[str] = (), whole: Collection[str] = ()) -> Table:
     """A table with these columns, numbers to the right.
@@ -17,7 +25,7 @@ def plain_table(*names: str, left: Collection[str] = (), whole: Collection[str] 
         left: columns of text, to the left.
         whole: columns that are never broken into lines.
     """
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = bare_table()
     for name in names:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=name in whole, overflow="fold")
     return table

@@ -17,8 +17,6 @@ from flows.cli.interruption import sigterm_as_ctrl_c
 from flows.cli.output import console_for
 from flows.cli.services import LOOPBACK, RunningService, Service, ServiceError, start_together
 
-MAX_COMPARED_RUNS = 20
-
 
 def run_ui(*, mlflow_port: int, prefect_port: int) -> None:
     """Start what the settings do not name as a server elsewhere, print where everything is, and wait.
@@ -109,7 +107,7 @@ def _task_links(settings: Settings, record: TaskRecord, mlflow_url: str, prefect
         from alto_core.tracking import Tracker, links
 
         runs = Tracker(settings).task_runs(record.task_id)
-        run_ids = list(runs.job_run_ids.values())[:MAX_COMPARED_RUNS]
+        run_ids = list(runs.job_run_ids.values())
         found.append((record.task_id, links.run_url(mlflow_url, runs.experiment_id, runs.parent_run_id)))
         found.append(("its jobs compared", links.compare_url(mlflow_url, runs.experiment_id, run_ids)))
     if record.registered_name:

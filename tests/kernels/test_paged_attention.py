@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import PAGE_PLACES, paged_attention, paged_attention_twin
+from kernels.paged_attention import paged_attention, paged_attention_twin
+from kernels.pages import PAGE_PLACES
 
 ON_GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -123,10 +123,7 @@ class Dimensions(SearchSpace):
             rate,
             lora_rank,
             batch_size,
-            (
-                alpha,
-                over_rank,
-            ),
+            (alpha, over_rank),
             dropout,
             decay,
             accumulation,

@@ -33,12 +33,14 @@ class SearchSpace(Section, ABC):
 
 
 def refuse_two_alphas(section: Any) -> Any:
+    """In one space or job."""
     if section.alpha_over_rank is not None and section.lora_alpha is not None:
         raise ValueError("only one of `lora_alpha` and `alpha_over_rank`")
     return section
 
 
 def alpha_of(alpha: float | None, over_rank: float | None, lora_rank: int) -> float:
+    """lora_alpha as given, or as a multiple of the rank."""
     if alpha is not None:
         return float(alpha)
     return float((over_rank or DEFAULT_ALPHA_OVER_RANK) * lora_rank)
@@ -47,6 +49,7 @@ def alpha_of(alpha: float | None, over_rank: float | None, lora_rank: int) -> fl
 def module_choices(
     target_modules: str | Sequence[str] | Sequence[Sequence[str]], all_linear: tuple[str, ...]
 ) -> list[tuple[str, ...]]:
+    """The choices of layers that a field `target_modules` means, each sorted: `all-linear`, one list, or several."""
     if target_modules == ALL_LINEAR:
         return [all_linear]
     if isinstance(target_modules[0], str):

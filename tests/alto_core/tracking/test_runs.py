@@ -14,7 +14,7 @@ from mlflow.entities import ViewType
 
 from alto_core.domain import JobState, TaskState
 from alto_core.errors import TrackingError
-from alto_core.outcomes import JobOutcome
+from alto_core.outcomes import Interval, JobOutcome, Score
 from alto_core.settings import Settings
 from alto_core.tracking import Tracker
 
@@ -189,8 +189,10 @@ def test_summaries_are_metrics_of_child_and_parent(tracker: Tracker, open_runs: 
         job_id=bad, state=JobState.DIVERGING, reason="", step=2, total_steps=400, best_step=None, best_val_loss=None
     )
     runs.log_job_summary(nothing)
-    runs.log_task_summary(
-        survivors=1, exited=1, samples_saved=0.75, tokens_per_second=10.0, best_val_loss=0.5, scores={"match@1": 0.9}
+    runs.log_task_summary(survivors=1, exited=1, samples_saved=0.75, tokens_per_second=10.0, best_val_loss=0.5)
+    match = Interval(value=0.9, low=0.8, high=1.0, num_rows=9)
+    runs.log_scores(
+        [Score(job_id=None, split="test", loss=1.0, loss_standard_error=0.1, metric="match@1", metric_value=match)]
     )
     runs.flush()
     client = tracker._connection.client
@@ -200,7 +202,7 @@ def test_summaries_are_metrics_of_child_and_parent(tracker: Tracker, open_runs: 
     parent = client.get_run(runs.parent_run_id).data.metrics
     assert parent["best_val_loss"] == 0.5
     assert parent["samples_saved"] == 0.75
-    assert parent["match:40:1"] == 0.9
+    assert parent["untuned_test_match:40:1"] == 0.9
 
 
 def test_the_best_job_is_found_among_diverged_ones(tracker: Tracker, open_runs: Any, make: SimpleNamespace) -> None:
