@@ -71,9 +71,7 @@ def jobs_that_may_win(workspace: Workspace) -> tuple[str, ...]:
     gates = workspace.result.gates[:1]
     ranked = {entry.job_id for gate in gates for entry in gate.entries if entry.gate_rank is not None}
     return tuple(
-        job_id
-        for job_id, record in workspace.records().items()
-        if record.state.may_win(was_ranked=job_id in ranked)
+        job_id for job_id, record in workspace.records().items() if record.state.may_win(was_ranked=job_id in ranked)
     )
 
 

@@ -52,8 +52,9 @@ def hold_gate(
     """Decide who goes on. Only what was measured up to the gate counts, so a later replay decides the same.
 
     Ranked are the jobs that reached the gate with budget left, finite losses and no verdict on the way, by their
-    validation loss at `rank_step`; equal losses by fewer steps, then by job id. All others are listed after them, not kept, with
-    the state that ended them. The decision's verdicts are on jobs that reached the gate and have no end state yet.
+    validation loss at `rank_step`; equal losses by fewer steps, then by job id. All others are listed after them, not
+    kept, with the state that ended them. The decision's verdicts are on jobs that reached the gate and have no end
+    state yet.
 
     Args:
         curves: all jobs of the task, ended ones included, in any order.

@@ -6,7 +6,6 @@ an improvement, and only equal losses tie. docs/early-exit.md tells what each gu
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

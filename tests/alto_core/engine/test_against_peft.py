@@ -67,6 +67,8 @@ def run_peft(tiny: Any, family: str, job: LoraJob, **loading: Any) -> tuple[list
         task_type="CAUSAL_LM",
     )
     tuned = peft.get_peft_model(model, config)
+    if "quantization_config" in loading:
+        tuned.train()  # else bitsandbytes packs the weights for inference on processors that know bfloat16
     for layer in layers:
         tuned.get_submodule(f"base_model.model.{layer.name}.lora_A.default").weight.data.copy_(
             initial_a(layer, job.lora_rank, job.seed)
