@@ -123,7 +123,7 @@ def test_a_task_of_the_queue_says_what_it_waits_for(invoke: Invoke, settings: Se
     assert told() == "waiting, not planned yet"
     plan_for(hour - timedelta(seconds=0.5), 2 * hour)
     assert told().startswith("waiting, starts in 59 min")
-    plan_for(-hour, hour)
+    plan_for(-hour, hour - timedelta(seconds=0.5))
     assert told() == "waiting, starts next"
     invoke("pause", queued)
     assert told() == f"paused, until `alto unpause {queued}`"
