@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# Byte code of all that was installed, on all cores, where pip uses one. A few packages carry files of other Pythons.
-BYTE_COMPILE = $(BIN)/python -m compileall -qq -j 0 .venv/lib/python3.*/site-packages 2>/dev/null || true
+# Byte code of what was installed, on all cores, where pip uses one; not of tests and of models that nobody may ever load,
+# a third of it. A few packages carry files of other Pythons.
+SELDOM_IMPORTED := /tests?/|/torch/testing/_internal/|/transformers/models/(?!auto|llama)
+BYTE_COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(SELDOM_IMPORTED)' .venv/lib/python3.*/site-packages 2>/dev/null || true
 
 # LOCKED=1 installs nothing but files whose SHA-256 stands in requirements.lock, which are PyPI's. Without it pip takes the
 # same versions from whatever index it is set up with, a mirror or one with other builds of torch.

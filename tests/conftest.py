@@ -9,7 +9,7 @@ import os
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ import pytest
 from filelock import FileLock
 
 from alto_core.config import TuningTask, parse_task
+from alto_core.loading import keep_what_is_loaded, loading
 from alto_core.settings import Settings, load_settings, prepare_environment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -35,6 +36,15 @@ NO_PROCESS = 2**22 + 1
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 prepare_environment(load_settings({"ALTO_HOME": str(REPOSITORY / ".pytest_cache" / "alto")}))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All test modules are imported here; what that makes stays, and nobody need look through it."""
+    with loading():
+        result = yield
+    keep_what_is_loaded()
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -19,6 +19,8 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from alto_core.loading import keep_what_is_loaded, loading
+
 RANK_MODULE = "alto_core.engine.rank_process"
 
 
@@ -113,7 +115,9 @@ def main() -> None:
                 return
             (connection, output), device = descriptors, json.loads(request)
             if device == "cpu":
-                from alto_core.engine import rank_process  # noqa: F401 - before the fork, once for all ranks
+                with loading():
+                    from alto_core.engine import rank_process  # noqa: F401 - before the fork, once for all ranks
+                keep_what_is_loaded()
             process_id = os.fork()
             if process_id == 0:
                 for ours in (asking, woken, waker):

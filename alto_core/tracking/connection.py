@@ -48,6 +48,11 @@ _PASSING_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "RESOURCE_EXHAUSTED", "RE
 _PASSING_TEXT = re.compile("failed with exception|OperationalError|is locked|timed out")
 """MLflow gives the code INTERNAL_ERROR to anything; these are the ones that pass: no connection, no database."""
 
+_PASSING_STATUSES = frozenset(
+    {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.LOCKED, HTTPStatus.TOO_MANY_REQUESTS}
+)
+"""Of those below 500, which say that the request itself is at fault."""
+
 _PASSING_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
 """A full disk, or a file system that is away."""
 
@@ -167,7 +172,7 @@ class Connection:
                 "not full, then resume the task."
             )
         hint = ""
-        if isinstance(error, MlflowException) and error.get_http_status_code() == HTTPStatus.UNAUTHORIZED:
+        if _status(error) == HTTPStatus.UNAUTHORIZED:
             hint = f". {LOGIN_HINT}"
         return TrackingError(f"could not {what}: MLflow at {place} refused it ({told}){hint}")
 
@@ -183,7 +188,17 @@ def is_passing(error: Exception) -> bool:
             error.error_code == "INTERNAL_ERROR"
             and (isinstance(error, RestException) or bool(_PASSING_TEXT.search(str(error))))
         )
+    if isinstance(error, requests.HTTPError):  # of an artifact; MLflow makes no exception of its own of it
+        status = _status(error)
+        return status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _PASSING_STATUSES
     return isinstance(error, requests.RequestException) or getattr(error, "errno", None) in _PASSING_ERRNOS
+
+
+def _status(error: Exception) -> int | None:
+    """HTTP status of an answer; None where there was none."""
+    if isinstance(error, MlflowException):
+        return int(error.get_http_status_code())
+    return error.response.status_code if isinstance(error, requests.HTTPError) and error.response is not None else None
 
 
 class _HasConnection(Protocol):

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from alto_core.errors import AltoError
+from alto_core.loading import keep_what_is_loaded
 from flows.cli import cluster_commands, early_exit_commands, machine_commands, registry_commands, task_commands
 from flows.cli.arguments import JSON_REQUESTED
 from flows.cli.interruption import CANCELLED_EXIT_CODE
@@ -86,4 +87,7 @@ for panel, part in PANELS.items():
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    finally:
+        keep_what_is_loaded()

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from alto_core import wording
 from alto_core.first_look import read_task
+from alto_core.loading import loading
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import busy, console_for, dump, stdout_for
 
@@ -24,10 +25,10 @@ def run_estimate(file: Path, *, gpu: str | None, as_json: bool) -> None:
     task = read_task(file)
     with stdout_for(as_json) as stream:
         with busy("reading the rows and the model's structure"):
-            # Here, since they import torch and transformers; a wrong field is told before that.
-            from alto_core.estimation import estimate_task
-            from alto_core.preparation import plan_task
-            from alto_core.profiling.gpu_kinds import gpu_kind
+            with loading():  # here, since they import torch and transformers; a wrong field is told before that
+                from alto_core.estimation import estimate_task
+                from alto_core.preparation import plan_task
+                from alto_core.profiling.gpu_kinds import gpu_kind
 
             kind = gpu_kind(gpu) if gpu else None
             estimate = estimate_task(plan_task(task), settings, kind)

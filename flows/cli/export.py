@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from alto_core.loading import loading
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import busy, console_for, dump, stdout_for
 
@@ -16,8 +17,8 @@ def run_export(reference: str, folder: Path, *, merged: bool, padded: bool, as_j
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
         with busy("writing the adapter, and trying it on held-out rows"):
-            # here, since it imports torch and MLflow
-            from alto_core.delivery import export_version
+            with loading():  # here, since it imports torch and MLflow
+                from alto_core.delivery import export_version
 
             delivery = export_version(reference, folder, settings, merged=merged, padded=padded)
         if as_json:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from alto_core import wording
+from alto_core.loading import loading
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
 from flows.cli.output import console_for, dump, stdout_for
@@ -30,8 +31,9 @@ def run_revive(task_id: str, job: str, *, as_json: bool) -> None:
     prepare_environment(settings)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     with stdout_for(as_json) as stream, sigterm_as_ctrl_c():
-        from alto_core.reviving import revive_job
-        from alto_core.workspace import Workspace
+        with loading():
+            from alto_core.reviving import revive_job
+            from alto_core.workspace import Workspace
 
         workspace = Workspace(task_id, settings)
         job_id = workspace.find_job(job)
@@ -52,7 +54,8 @@ def run_audit(task_id: str, *, share: float, seed: int, as_json: bool) -> None:
     """Run the audit flow in this process and print its report."""
     quiet_settings()
     with stdout_for(as_json) as stream, sigterm_as_ctrl_c():
-        from flows.audit import audit
+        with loading():
+            from flows.audit import audit
 
         try:
             report = audit(task_id, share=share, seed=seed)

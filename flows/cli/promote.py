@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from alto_core.loading import loading
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import busy, console_for, dump, stdout_for
 
@@ -21,8 +22,8 @@ def run_promote(name: str, *, margin: float, accept_other_rows: bool, as_json: b
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
         with busy("both adapters answer the held-out rows"):
-            # here, since it imports torch and MLflow
-            from alto_core.promotion import promote
+            with loading():  # here, since it imports torch and MLflow
+                from alto_core.promotion import promote
 
             decision = promote(name, settings, margin=margin, accept_other_rows=accept_other_rows)
         _show(decision, console_for(stream), as_json=as_json)
@@ -33,7 +34,8 @@ def run_rollback(name: str, *, as_json: bool) -> None:
     settings = load_settings()
     prepare_environment(settings)
     with stdout_for(as_json) as stream:
-        from alto_core.promotion import roll_back
+        with loading():
+            from alto_core.promotion import roll_back
 
         _show(roll_back(name, settings), console_for(stream), as_json=as_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alto_core.loading import loading
 from alto_core.store import Store
 from flows.cli.tune import quiet_settings, run_shown
 from flows.cli.view import Watcher
@@ -20,7 +21,8 @@ def run_resume(task_id: str, *, as_recorded: bool, as_json: bool, plain: bool) -
     events = store.events(task_id)
 
     def run() -> None:
-        from flows.resume import resume
+        with loading():
+            from flows.resume import resume
 
         resume(task_id, as_recorded=as_recorded)
 

@@ -10,6 +10,7 @@ from alto_core import wording
 from alto_core.config import TuningTask, with_changes
 from alto_core.errors import StoreError
 from alto_core.first_look import read_task
+from alto_core.loading import loading
 from alto_core.ownership import UNNAMED
 from alto_core.queue_states import Priority
 from alto_core.result import TaskResult
@@ -76,10 +77,10 @@ def _submit(task: TuningTask, *, as_json: bool) -> str:
 
 def _put_into_queue(task: TuningTask, hosts: Sequence[HostRecord], settings: Settings) -> tuple[str, int, Demand, bool]:
     """The task's id, how many jobs it has, what it asks for, and whether anything is known of the time it takes."""
-    # here, because it takes torch and transformers; a wrong field is told before that
-    from alto_core.cluster.expectation import UNKNOWN_SECONDS, known_seconds
-    from alto_core.estimation import gpus_needed
-    from alto_core.preparation import create_task, plan_task
+    with loading():  # here, because it takes torch and transformers; a wrong field is told before that
+        from alto_core.cluster.expectation import UNKNOWN_SECONDS, known_seconds
+        from alto_core.estimation import gpus_needed
+        from alto_core.preparation import create_task, plan_task
 
     plan = plan_task(task)
     store = Store(settings)

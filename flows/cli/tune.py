@@ -22,6 +22,7 @@ from alto_core.cluster.dead_tasks import end_dead_tasks
 from alto_core.domain import TaskState
 from alto_core.errors import AltoError
 from alto_core.first_look import read_task
+from alto_core.loading import loading
 from alto_core.settings import Settings, load_settings, prepare_environment
 from alto_core.store import Store
 from flows.cli.interruption import CANCELLED_EXIT_CODE, sigterm_as_ctrl_c
@@ -53,11 +54,12 @@ def run_tune(file: Path, *, as_json: bool, plain: bool, cuda_graph: bool = True)
     task_id = store.new_task_id(task.name)
 
     def run() -> None:
-        from flows.embedded_server import begin_embedded_server
+        with loading():
+            from flows.embedded_server import begin_embedded_server
 
-        begin_embedded_server()  # it comes up while torch is imported and the data prepared
-        from flows.reconcile import tell_prefect
-        from flows.tune import tune
+            begin_embedded_server()  # it comes up while torch is imported and the data prepared
+            from flows.reconcile import tell_prefect
+            from flows.tune import tune
 
         with _ended(store, task_id):
             tell_prefect(end_dead_tasks(settings))

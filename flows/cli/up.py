@@ -17,6 +17,7 @@ from alto_core import wording
 from alto_core.config import NAME_PATTERN
 from alto_core.device import gpus_of_this_machine
 from alto_core.errors import TaskFileError
+from alto_core.loading import loading
 from alto_core.settings import Settings, load_settings, prepare_environment
 from flows.cli.interruption import lasting_ctrl_c
 from flows.cli.output import console_for
@@ -66,10 +67,10 @@ def _join(
     console: Console,
     stop_if_asked: Callable[[], None],
 ) -> None:
-    # Prefect reads the address of its server when it is imported
-    from flows.deployments import CONTROL_POOL, deploy_control, deploy_host, pool_name
-    from flows.host import HostAgent
-    from flows.reconcile import sweep
+    with loading():  # here, since Prefect reads the address of its server when it is imported
+        from flows.deployments import CONTROL_POOL, deploy_control, deploy_host, pool_name
+        from flows.host import HostAgent
+        from flows.reconcile import sweep
 
     sweep()  # what died while nobody looked; it warns of it
     deploy_host(host_id)

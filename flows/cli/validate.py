@@ -10,6 +10,7 @@ from rich.text import Text
 from alto_core import wording
 from alto_core.engine.serving import VLLM_MAX_RANKS, smallest_max_rank
 from alto_core.first_look import read_task
+from alto_core.loading import loading
 from alto_core.settings import load_settings, prepare_environment
 from flows.cli.output import busy, console_for, dump, stdout_for
 
@@ -23,8 +24,8 @@ def run_validate(file: Path, *, as_json: bool) -> None:
     task = read_task(file)
     with stdout_for(as_json) as stream:
         with busy("reading the rows and the model's structure"):
-            # Here, since it imports torch and transformers; a wrong field is told before that.
-            from alto_core.preparation import plan_task
+            with loading():  # here, since it imports torch and transformers; a wrong field is told before that
+                from alto_core.preparation import plan_task
 
             plan = plan_task(task)
         if as_json:

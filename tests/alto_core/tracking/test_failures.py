@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from mlflow.exceptions import MlflowException
 
 from alto_core.domain import CurveSource, JobState, TaskState
@@ -55,6 +56,28 @@ def test_a_short_absence_is_not_noticed(tracker: Tracker, open_runs: Any, make: 
     runs.flush()
     assert len(calls) == 4
     assert runs.read_curves()[job_id].train_steps == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "passes"),
+    [(400, False), (401, False), (403, False), (404, False), (408, True), (429, True), (500, True), (503, True)],
+)
+def test_a_server_that_refuses_an_artifact_is_not_asked_again(
+    tracker: Tracker, monkeypatch: Any, status: int, passes: bool
+) -> None:
+    answer = requests.Response()
+    answer.status_code = status
+    calls = failing(monkeypatch, tracker, "log_text", requests.HTTPError("no", response=answer), times=1)
+    client, place = tracker._connection.client, tracker._connection.artifact_location
+    run_id = client.create_run(client.create_experiment(f"status-{status}", artifact_location=place)).info.run_id
+    if passes:
+        tracker._connection.call("keep a text", client.log_text, run_id, "text", "file.txt")
+        assert len(calls) == 2
+        return
+    with pytest.raises(TrackingError, match="refused it") as told:
+        tracker._connection.call("keep a text", client.log_text, run_id, "text", "file.txt")
+    assert len(calls) == 1
+    assert ("MLFLOW_TRACKING_USERNAME" in str(told.value)) == (status == 401)
 
 
 @pytest.mark.usefixtures("impatient")
