@@ -39,7 +39,7 @@ class GuardedRules(Rules):
     num_standard_errors: float = constant(1.0, NON_NEGATIVE)
     """Paired standard errors that a difference of validation losses must exceed to count."""
 
-    w: int = constant(3, Range(2, low_included=True))
+    w: int = constant(2, Range(2, low_included=True))
     """Evaluations in the regression of the diverging rule."""
     tau_slope: float = constant(0.001, NON_NEGATIVE)
     """Slope from which a loss counts as rising, nats per token and evaluation."""
