@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from alto_core.device import pick_device, pick_devices
-from alto_core.early_exit.policy import make_policy
+from alto_core.early_exit.policy import gate_fractions, make_policy
 from alto_core.preparation import TaskPlan
 from alto_core.profiling import (
     Layout,
@@ -96,7 +96,8 @@ def estimate_task(plan: TaskPlan, settings: Settings, gpu: GpuKind | None) -> Es
             speed, costs = known.speed, known.costs
     packing = question.plan(model, layout)
     preset, gate_fraction = task.early_exit.preset, task.budget.gate_warmup_fraction
-    gates = (gate_fraction, *make_policy(preset, task.early_exit.overrides).rungs(gate_fraction))
+    policy = make_policy(preset, task.early_exit.overrides)
+    gates = gate_fractions(policy, gate_fraction, plan.budgets.values())
 
     def forecast_at(known_speed: PassSpeed) -> Forecast:
         ahead = TaskAhead(

@@ -75,7 +75,7 @@ def profile_task(workspace: Workspace) -> tuple[TaskProfile, Forecast]:
         budgets=workspace.budgets,
         plan=plan,
         shape=shape,
-        gates=(gate_fraction, *workspace.policy.rungs(gate_fraction)),
+        gates=workspace.gates,
         num_ranks=layout.num_ranks,
     )
     expected = forecast_task(

@@ -39,7 +39,7 @@ class TaskResult:
     winner: str | None = None
     """Job id; chosen on validation rows only."""
     scores: tuple[Score, ...] = ()
-    """Finished jobs on `validation`; the winner and the untuned model (job id None) on `test`."""
+    """The jobs that may win on `validation`; the winner and the untuned model (job id None) on `test`."""
     comparisons: tuple[Comparison, ...] = ()
     """Winner against the other candidates on `validation`, against the untuned model on `test`."""
     check_losses: tuple[float, ...] = ()

@@ -11,7 +11,7 @@ from alto_core.early_exit import NonePolicy
 from alto_core.errors import StoreError
 from alto_core.outcomes import Score
 from alto_core.parking import require_parked
-from alto_core.selection import pick_winner, score_jobs
+from alto_core.selection import jobs_that_may_win, pick_winner, score_jobs
 from alto_core.store import JobRecord, JobUpdate
 from alto_core.task_lock import held
 from alto_core.training import train_stretches
@@ -25,7 +25,7 @@ class RevivedJob:
     before: JobRecord
     after: JobRecord
     score: Score | None
-    """On the validation rows; None when the job left no adapter."""
+    """On the validation rows; None when the job left no adapter that may win."""
     winner_score: Score | None
     """Of the task's winner, on the same rows."""
     beats_the_winner: bool
@@ -93,7 +93,7 @@ def _score(workspace: Workspace, before: JobRecord) -> RevivedJob:
     job_id, result = before.job_id, workspace.result
     after = workspace.records()[job_id]
     winner_score = result.score(result.winner, "validation")
-    if not after.state.may_win(was_ranked=True):
+    if job_id not in jobs_that_may_win(workspace):
         return RevivedJob(before=before, after=after, score=None, winner_score=winner_score, beats_the_winner=False)
     (score,) = score_jobs(workspace, workspace.data.validation, [job_id], num_slots=1)
     others = tuple(s for s in result.scores if (s.job_id, s.split) != (job_id, "validation"))

@@ -45,9 +45,7 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
     result = workspace.result
     if result.winner is not None:
         return result.winner, result.scores
-    candidates = [
-        job_id for job_id in jobs_that_may_win(workspace) if (workspace.job_folder(job_id) / "adapter").is_dir()
-    ]
+    candidates = jobs_that_may_win(workspace)
     if not candidates:
         states = ", ".join(sorted({record.state for record in workspace.records().values()}))
         raise EngineError(
@@ -67,11 +65,13 @@ def evaluate_task(workspace: Workspace, *, num_slots: int) -> tuple[str, tuple[S
 
 
 def jobs_that_may_win(workspace: Workspace) -> tuple[str, ...]:
-    """Ids of the ended jobs whose best adapters are results; see `JobState.may_win`."""
+    """Ids of the ended jobs whose best adapters are there and are results; see `JobState.may_win`."""
     gates = workspace.result.gates[:1]
     ranked = {entry.job_id for gate in gates for entry in gate.entries if entry.gate_rank is not None}
     return tuple(
-        job_id for job_id, record in workspace.records().items() if record.state.may_win(was_ranked=job_id in ranked)
+        job_id
+        for job_id, record in workspace.records().items()
+        if record.state.may_win(was_ranked=job_id in ranked) and (workspace.job_folder(job_id) / "adapter").is_dir()
     )
 
 

@@ -26,7 +26,7 @@ from alto_core.store import EventDraft, JobUpdate, Store
 from alto_core.tracking import TaskRuns
 
 DEATHS = (JobState.DIVERGING, JobState.FAILED)
-"""Ends of a job that will give no adapter."""
+"""Ends of a job that was to train on, and cannot."""
 
 
 class Supervisor:

@@ -24,7 +24,7 @@ from alto_core.data.storage import load_task_data
 from alto_core.data.tokenizer import load_model_tokenizer
 from alto_core.decision_log import DecisionLog
 from alto_core.domain import JobBudget, JobState, LoraJob, Stage
-from alto_core.early_exit.policy import Policy, make_policy
+from alto_core.early_exit.policy import Policy, gate_fractions, make_policy
 from alto_core.engine.state_folders import newest_step
 from alto_core.errors import StoreError
 from alto_core.job_run import JobRun
@@ -75,6 +75,11 @@ class Workspace:
     @cached_property
     def policy(self) -> Policy:
         return make_policy(self.task.early_exit.preset, self.task.early_exit.overrides)
+
+    @cached_property
+    def gates(self) -> tuple[float, ...]:
+        """Where they stand, as shares of each job's own budget; the first is the warmup gate."""
+        return gate_fractions(self.policy, self.task.budget.gate_warmup_fraction, self.budgets.values())
 
     @cached_property
     def decisions(self) -> DecisionLog:

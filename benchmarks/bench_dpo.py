@@ -299,7 +299,7 @@ def whole_run(setting: Setting, data: Any, preset: str, known: dict[int, Any]) -
     from collections import Counter
 
     from alto_core.domain import JobState
-    from alto_core.early_exit.policy import make_policy
+    from alto_core.early_exit.policy import gate_fractions, make_policy
     from alto_core.executor import Executor, JobRun
     from alto_core.recording import CurveRecorder
 
@@ -315,7 +315,7 @@ def whole_run(setting: Setting, data: Any, preset: str, known: dict[int, Any]) -
     ):
         reference.update(known)
         started = time.perf_counter()
-        fractions = (1.0,) if preset == "none" else (GATE, *policy.rungs(GATE), 1.0)
+        fractions = (1.0,) if preset == "none" else (*gate_fractions(policy, GATE, budgets.values()), 1.0)
         for fraction in fractions:
             stretches = [
                 JobRun(

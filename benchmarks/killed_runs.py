@@ -160,7 +160,7 @@ class Runs:
             workspace.begin(Stage.GATE)
             decide_gate(workspace, warmup)
             workspace.begin(Stage.CONTINUE)
-            for rung in workspace.policy.rungs(warmup):
+            for rung in workspace.gates[1:]:
                 if is_decided(workspace, rung) or len(workspace.alive()) > 1:
                     train_until(workspace, rung, num_slots=slots)
                     decide_gate(workspace, rung)

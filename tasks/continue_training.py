@@ -13,7 +13,7 @@ def continue_training(task_id: str, revision: str, num_slots: int) -> None:
     """On return every job of the task has ended."""
     workspace = Workspace.open(task_id)
     workspace.begin(Stage.CONTINUE)
-    for rung in workspace.policy.rungs(workspace.task.budget.gate_warmup_fraction):
+    for rung in workspace.gates[1:]:
         if is_decided(workspace, rung) or len(workspace.alive()) > 1:
             train_until(workspace, rung, num_slots=num_slots)
             decide_gate(workspace, rung)

@@ -29,7 +29,7 @@ class GateEntry:
     gate_rank: int | None
     """1 is the lowest validation loss; None for a job that had ended before the gate."""
     val_loss: float | None
-    """By which it was ranked, nats per token."""
+    """What it was ranked by, or its last one if it had ended before; nats per token, None where that is not finite."""
     kept: bool
     reason: str
     """Why it was kept or ended: `top`, `tie`, `stratum`, `rank`, or the earlier end state."""

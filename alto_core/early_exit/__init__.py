@@ -12,7 +12,7 @@ from alto_core.early_exit.guarded import GuardedPolicy, GuardedRules
 from alto_core.early_exit.median import MedianPolicy, MedianRules
 from alto_core.early_exit.none import NonePolicy
 from alto_core.early_exit.paper import PaperPolicy, PaperRules
-from alto_core.early_exit.policy import PRESETS, Policy, make_policy
+from alto_core.early_exit.policy import PRESETS, Policy, gate_fractions, make_policy
 from alto_core.early_exit.successive_halving import HalvingRules, SuccessiveHalvingPolicy
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Policy",
     "SuccessiveHalvingPolicy",
     "first_verdict",
+    "gate_fractions",
     "make_policy",
     "paired_difference",
     "smoothed",

@@ -152,8 +152,9 @@ def _missed_the_top(ranked: Sequence[Curve], index: int, kept: Mapping[str, str]
     loss, top_loss = loss_at(curve, at), loss_at(last_top, top_at)
     pair = validation_difference(curve, at, last_top, top_at)
     error = f", paired standard error {pair.standard_error:.4f}" if math.isfinite(pair.standard_error) else ""
+    when = f" of step {at}" if at != newest(curve) else ""
     reason = (
-        f"validation loss {loss:.4f} ranks {index + 1} of {len(ranked)}; the best {num_top} go on, the last "
+        f"validation loss {loss:.4f}{when} ranks {index + 1} of {len(ranked)}; the best {num_top} go on, the last "
         f"of them with {top_loss:.4f} (difference {pair.difference:.4f}{error})"
     )
     return reason, {

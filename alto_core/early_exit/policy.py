@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from alto_core.domain import GateDecision, Verdict
+from alto_core.domain import GateDecision, JobBudget, Verdict
 from alto_core.early_exit.asha import AshaPolicy, AshaRules
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.guarded import GuardedPolicy, GuardedRules
@@ -62,3 +62,18 @@ def make_policy(preset: str, overrides: Mapping[str, float]) -> Policy:
     if preset not in PRESETS:
         raise TaskFileError("early_exit.preset", got=repr(preset), expected=f"one of {', '.join(PRESETS)}")
     return POLICIES[preset](overrides)
+
+
+def gate_fractions(
+    policy: Policy, warmup_fraction: float, jobs: Collection[JobBudget] | Collection[Curve]
+) -> tuple[float, ...]:
+    """Where a task's gates stand, rising: the warmup gate, and the policy's rungs.
+
+    Steps are whole, so rungs of short budgets fall together. One at which no job has come a step further than at the
+    gate before is left out: it would decide again on what that gate has seen.
+    """
+    fractions = [warmup_fraction]
+    for rung in policy.rungs(warmup_fraction):
+        if any(job.step_at(rung) > job.step_at(fractions[-1]) for job in jobs):
+            fractions.append(rung)
+    return tuple(fractions)

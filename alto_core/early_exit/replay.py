@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from alto_core.domain import GateDecision, JobState, RowLosses, Verdict
 from alto_core.early_exit.curves import Curve
 from alto_core.early_exit.gate import first_verdict
-from alto_core.early_exit.policy import Policy
+from alto_core.early_exit.policy import Policy, gate_fractions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def replay(curves: Sequence[Curve], policy: Policy, warmup_fraction: float) -> R
         policy: the rules.
         warmup_fraction: where the warmup gate stands, as a share of each job's own budget.
     """
-    gates = (warmup_fraction, *policy.rungs(warmup_fraction))
+    gates = gate_fractions(policy, warmup_fraction, curves)
     trained = {curve.job_id: _prepared(curve, gates) for curve in curves}
     verdicts: dict[str, Verdict] = {}
     held: list[HeldGate] = []

@@ -63,8 +63,7 @@ revive_job(Workspace(sys.argv[1], load_settings()), sys.argv[2])
 
 
 def all_stages(workspace: Workspace) -> None:
-    warmup = workspace.task.budget.gate_warmup_fraction
-    for fraction in (warmup, *workspace.policy.rungs(warmup)):
+    for fraction in workspace.gates:
         train_until(workspace, fraction, num_slots=8)
         decide_gate(workspace, fraction)
     train_until(workspace, 1.0, num_slots=8)
@@ -242,6 +241,15 @@ def test_a_revived_job_goes_on_as_if_it_had_never_stopped(workspace: Workspace, 
     states = [entry.state for entry in workspace.decisions.exits_of(job_id)]
     assert states == [JobState.UNDERPERFORMING, JobState.RUNNING, JobState.FINISHED]
     assert "expected a job that ended early" in alto("revive", workspace.task_id, job_id, exit_code=7)
+
+
+def test_a_revived_job_that_never_had_a_finite_loss_is_not_scored(workspace: Workspace) -> None:
+    """It diverges again, and has no adapter to hold against the winner's."""
+    job_id = next(
+        job.job_id for job in parked_jobs(workspace) if job.can_go_on and not (job.folder / "adapter").is_dir()
+    )
+    content = json.loads(alto("revive", workspace.task_id, job_id, "--json"))
+    assert (content["state"], content["score"], content["beats_the_winner"]) == ("diverging", None, False)
 
 
 def test_a_revival_that_was_interrupted_and_then_killed_can_be_made_again(

@@ -250,6 +250,8 @@ def test_jobs_are_ranked_by_their_best_adapters(make_curve):
     assert decision.survivors == ("spike",)
     assert [entry.val_loss for entry in decision.entries] == [1.0, 1.2, 1.3, 1.4]
     assert "validation loss 1.2000 ranks 2 of 4" in decision.verdicts[0].reason
+    spikes = POLICY.gate([spike, make_curve([0.9] * 5, train=9.0, job_id="best")], 0.05).verdicts
+    assert "validation loss 1.0000 of step 2 ranks 2 of 2" in spikes[0].reason
     assert PAPER.gate([spike, *others], 0.05).survivors == ("other0",)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from alto_core.domain import JobBudget
 from alto_core.early_exit import (
     PRESETS,
     AshaRules,
@@ -16,6 +17,7 @@ from alto_core.early_exit import (
     HalvingRules,
     MedianRules,
     PaperRules,
+    gate_fractions,
     make_policy,
 )
 from alto_core.errors import TaskFileError
@@ -32,6 +34,20 @@ def test_overrides_change_their_constant_alone():
     policy = make_policy("paper", {"select_ratio": 0.5, "p_div": 3})
     assert policy.rules == PaperRules(select_ratio=0.5, p_div=3)
     assert make_policy("guarded", {"last_rung_fraction": 0.2}).rungs(0.05) == (0.1, 0.2)
+
+
+def test_gates_of_short_budgets_that_fall_together_are_one():
+    """Of 4 steps 5, 10 and 20 % are the first; the quarter that goes on there must not be quartered again."""
+    policy = make_policy("guarded", {})
+
+    def gates(*totals: int) -> tuple[float, ...]:
+        budgets = [JobBudget(total_steps=total, warmup_steps=1, eval_steps=(total,)) for total in totals]
+        return gate_fractions(policy, 0.05, budgets)
+
+    assert gates(100) == (0.05, 0.1, 0.2, 0.4)
+    assert gates(4) == (0.05, 0.4)
+    assert gates(2) == (0.05,)
+    assert gates(4, 100) == (0.05, 0.1, 0.2, 0.4)
 
 
 @pytest.mark.parametrize(

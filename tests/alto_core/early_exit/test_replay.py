@@ -71,6 +71,16 @@ def test_a_spike_at_step_3_does_not_end_the_best(make_curve, field):
         assert state(run([*field, best], preset), "spike") is None, preset
 
 
+def test_jobs_of_a_few_steps_are_cut_once_at_each_step(make_curve):
+    """A second cut at the same step would see nothing new; it used to leave one job of sixteen after a single step."""
+    short = [
+        make_curve([2 + i / 10, 1 + i / 10, 0.9 + i / 10, 0.8 + i / 10], job_id=f"job{i:02}", total_steps=4)
+        for i in range(16)
+    ]
+    done = run(short, "guarded")
+    assert [(gate.fraction, len(gate.decision.survivors)) for gate in done.gates] == [(0.05, 4), (0.4, 3)]
+
+
 def test_a_sawtooth_is_ended_by_nobodys_diverging_rule(make_curve, field):
     saw = make_curve([loss + (0.3 if i % 2 else 0.0) for i, loss in enumerate(fall(2.0, 0.5))], job_id="saw")
     for preset in ("paper", "guarded"):
