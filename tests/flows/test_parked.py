@@ -6,6 +6,7 @@ One real task for the whole module, run by the core alone; its tests leave it as
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,7 +27,7 @@ from alto_core.config import parse_task
 from alto_core.curve_files import read_recording
 from alto_core.decision_log import ExitLogEntry, GateLogEntry
 from alto_core.domain import GateDecision, JobState, Verdict
-from alto_core.early_exit import Curve
+from alto_core.early_exit import Curve, NonePolicy
 from alto_core.early_exit.detectors import make_verdict
 from alto_core.lifecycle import running
 from alto_core.parking import parked_jobs, thin_to_budget
@@ -375,6 +376,41 @@ def test_a_job_stopped_past_its_best_leaves_its_best_adapter(tune: Tune) -> None
         assert score.loss == pytest.approx(record.best_val_loss, abs=1e-5)
         assert record.val_loss is not None
         assert score.loss < record.val_loss
+
+
+@dataclass(frozen=True)
+class AllClimb:
+    """Ends every job as diverging after 60 % of its budget."""
+
+    name: str = "all climb"
+
+    def rungs(self, warmup_fraction: float) -> tuple[float, ...]:
+        return ()
+
+    def judge(self, curve: Curve) -> Verdict | None:
+        climbs = curve.last_step >= curve.step_at(0.6)
+        return NonePolicy().judge(curve) or (make_verdict(curve, JobState.DIVERGING, "climbs", {}) if climbs else None)
+
+    def gate(self, curves: Sequence[Curve], fraction: float) -> GateDecision:
+        return NonePolicy().gate(curves, fraction)
+
+
+def test_of_jobs_that_all_diverged_the_best_that_passed_the_gate_with_its_adapter_wins(tune: Tune) -> None:
+    def stages(workspace: Workspace) -> None:
+        workspace.__dict__["policy"] = AllClimb()
+        train_until(workspace, 0.1, num_slots=8)
+        decide_gate(workspace, 0.1)
+        train_until(workspace, 1.0, num_slots=8)
+        best = min(workspace.records().values(), key=lambda record: record.best_val_loss or math.inf)
+        shutil.rmtree(workspace.job_folder(best.job_id) / "adapter")  # as a disk that lost it
+        evaluate_task(workspace, num_slots=8)
+
+    space = {"learning_rate": [1e-4, 1e-3, 1e-2, 1e30], "lora_rank": [4], "adapter_batch_size": 4}
+    workspace = tune(stages=stages, search_space=space)
+    assert {record.state for record in workspace.records().values()} == {JobState.DIVERGING}
+    assert (workspace.result.winner or "").startswith("lr0.001-")
+    assert len([score for score in workspace.result.scores if score.split == "validation"]) == 2
+    assert "diverging, winner" in alto("status", workspace.task_id)
 
 
 def test_clean_lists_and_frees_the_states_of_ended_tasks(workspace: Workspace) -> None:
