@@ -339,6 +339,30 @@ def test_the_best_parked_job_takes_the_slot_of_a_survivor_that_dies(tune: Tune) 
     assert curve.train_steps == tuple(range(1, 21))
 
 
+def test_a_job_that_a_gate_had_ended_when_its_task_failed_is_not_taken_for_cancelled(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate is in the log, and the first end of it not yet recorded."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("boom")
+
+    def until_the_gate(workspace: Workspace) -> None:
+        train_until(workspace, 0.1, num_slots=8)
+        with monkeypatch.context() as patch:
+            patch.setattr(Supervisor, "end", fail)
+            decide_gate(workspace, 0.1)
+
+    with pytest.raises(RuntimeError, match="boom"):
+        tune(stages=until_the_gate)
+    task_id = max(Store(load_settings()).tasks(), key=lambda record: record.created_at).task_id
+    with running(task_id) as workspace:
+        all_stages(workspace)
+    logged = {job_id: entry.state for job_id, entry in workspace.decisions.last_exits().items()}
+    assert logged == {job_id: record.state for job_id, record in workspace.records().items()}
+    assert JobState.UNDERPERFORMING in logged.values()
+
+
 @dataclass(frozen=True)
 class FirstWorseEnds:
     """Ends a job as overfitting at its first evaluation that is worse than its best."""
