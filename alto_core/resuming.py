@@ -28,8 +28,8 @@ def take_up(workspace: Workspace) -> None:
     if not workspace.was_begun or record.state is TaskState.FINISHED:
         return
     if record.state in (TaskState.FAILED, TaskState.CANCELLED):
-        exits = workspace.decisions.last_exits()
-        alone = {job_id for job_id, entry in exits.items() if entry.state is JobState.CANCELLED}  # by a person: stays so
+        exits = workspace.decisions.last_exits().values()
+        alone = {entry.job_id for entry in exits if entry.state is JobState.CANCELLED}  # a person ended these: final
         cancelled = [job_id for job_id in workspace.ended_as(JobState.CANCELLED) if job_id not in alone]
         workspace.store.reset_task(workspace.task_id, job_ids=cancelled)
     workspace.rewind()
