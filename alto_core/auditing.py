@@ -99,7 +99,7 @@ def audit(workspace: Workspace, *, share: float, seed: int) -> AuditReport:
         winner = workspace.result.winner
         if winner is None:
             raise StoreError(f"task {workspace.task_id}: got a task without a winner, expected one to compare with")
-        exited = parked_jobs(workspace)
+        exited = tuple(job for job in parked_jobs(workspace) if job.job_id != winner)
         sample = draw_sample(exited, share, seed)
         with tempfile.TemporaryDirectory(dir=workspace.folder) as temporary, workspace.tracked() as runs:
             curves = runs.read_curves()

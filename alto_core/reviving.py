@@ -38,10 +38,15 @@ def revive_job(workspace: Workspace, job_id: str) -> RevivedJob:
     Nothing but a loss that is no number ends it again. The registered winner stays as it is.
 
     Raises:
-        StoreError: the task has not ended, another process is at work on it, or the job cannot go on.
+        StoreError: the task has not ended, another process is at work on it, the job cannot go on, or it is the winner.
     """
     with at_work_on(workspace):
         require_parked(workspace, [job_id])
+        if job_id == workspace.result.winner:
+            raise StoreError(
+                f"job {job_id} of task {workspace.task_id} is the winner, expected another job: training on would replace "
+                "the adapter that was evaluated and registered. Give it more steps in a task of its own."
+            )
         before = workspace.records()[job_id]
         stretches = workspace.stretches([job_id], until=1.0)
         if not stretches:

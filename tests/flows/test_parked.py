@@ -435,6 +435,11 @@ def test_of_jobs_that_all_diverged_the_best_that_passed_the_gate_with_its_adapte
     assert (workspace.result.winner or "").startswith("lr0.001-")
     assert len([score for score in workspace.result.scores if score.split == "validation"]) == 2
     assert "diverging, winner" in alto("status", workspace.task_id)
+    # it ended early, but is no job that one could wonder about
+    assert "is the winner" in alto("revive", workspace.task_id, workspace.result.winner or "", exit_code=7)
+    audited = json.loads(alto("audit", workspace.task_id, "--share", "1", "--json").splitlines()[-1])
+    assert workspace.result.winner not in {job["job_id"] for job in audited["jobs"]}
+    assert audited["num_exited"] == 3
 
 
 def test_clean_lists_and_frees_the_states_of_ended_tasks(workspace: Workspace) -> None:
