@@ -44,8 +44,8 @@ def revive_job(workspace: Workspace, job_id: str) -> RevivedJob:
         require_parked(workspace, [job_id])
         if job_id == workspace.result.winner:
             raise StoreError(
-                f"job {job_id} of task {workspace.task_id} is the winner, expected another job: training on would replace "
-                "the adapter that was evaluated and registered. Give it more steps in a task of its own."
+                f"job {job_id} of task {workspace.task_id} is the winner, expected another job: training on would "
+                "replace the adapter that was evaluated and registered. Give it more steps in a task of its own."
             )
         before = workspace.records()[job_id]
         stretches = workspace.stretches([job_id], until=1.0)
