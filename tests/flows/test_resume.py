@@ -27,13 +27,15 @@ from flows.tune_file import tune_file
 pytestmark = [pytest.mark.slow]
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPACE = {"learning_rate": [1e-3, 1e-2, 1e30], "lora_rank": 4, "adapter_batch_size": 4}
-BUDGET = {"steps": 12, "eval_interval_fraction": 0.25, "gate_warmup_fraction": 0.25}
+BUDGET = {"steps": 12, "eval_interval_fraction": 0.25, "gate_warmup_fraction": 1 / 6}
+EARLY_EXIT = {"overrides": {"select_ratio": 1.0, "rung_select_ratio": 0.5}}
+"""All that do not diverge pass the first gate, after step 2; one of them the second, after step 4."""
 
 
 @pytest.fixture
 def task(tiny_task: Callable[..., TuningTask], monkeypatch: pytest.MonkeyPatch) -> TuningTask:
     monkeypatch.setenv("ALTO_CHECKPOINT_SECONDS", "0")
-    return tiny_task(search_space=SPACE, budget=BUDGET, max_slots=2)
+    return tiny_task(search_space=SPACE, budget=BUDGET, early_exit=EARLY_EXIT, max_slots=2)
 
 
 @pytest.fixture
@@ -82,6 +84,7 @@ def test_an_interrupted_task_ends_as_an_unbroken_one(
     fail_at(3, KeyboardInterrupt())
     tune_task(task_id, return_state=True)
     assert store.task(task_id).state is TaskState.CANCELLED
+    assert [event.kind for event in store.events(task_id)].count("gate") == 1, "it stands between its gates"
     run_ids = Tracker(load_settings()).task_runs(task_id).job_run_ids
     ended = {
         record.job_id: client.get_run(run_ids[record.job_id]).info.end_time
@@ -93,6 +96,8 @@ def test_an_interrupted_task_ends_as_an_unbroken_one(
     result = resume(task_id)
 
     assert told(result) == told(unbroken)
+    gates = [event.text for event in store.events(task_id) if event.kind == "gate"]
+    assert [text[:7] for text in gates] == ["2 go on", "1 go on"]
     runs = Tracker(load_settings()).task_runs(task_id)
     assert runs.job_run_ids == run_ids, "the same runs went on"
     assert client.get_run(runs.parent_run_id).info.status == "FINISHED"
