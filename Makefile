@@ -46,7 +46,7 @@ endif
 	@.venv/tools/bin/python -m pip install --quiet --disable-pip-version-check $*
 	@touch $@
 
-quickstart: .venv/runtime.stamp  ## tune a real model on a real task: about eight minutes on two cores
+quickstart: .venv/runtime.stamp  ## tune a real model on a real task: four to eight minutes on two cores
 	@$(BIN)/python examples/prepare_quickstart.py quickstart
 	@$(BIN)/alto tune examples/quickstart.yaml
 
