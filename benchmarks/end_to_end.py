@@ -7,7 +7,7 @@ The rows have the columns `question` and `answer`; 1,000 train and 128 validate.
 evaluated 27 times; tracking, checkpoints and the registry are on. A small task runs first, which profiles the model and
 compiles kernels; its time stands beside, as what the first task on a machine takes longer. PEFT is timed eager over a
 sample of steps and evaluations of each batch size at rank 32, rows padded to the longest of their batch, and scaled to
-all jobs. FOLDER gets end_to_end.csv, end_to_end.json, the events of all runs and their loss curves.
+all jobs. FOLDER gets end_to_end.csv, end_to_end.json and the events of all runs, which are their raw logs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import csv
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def run_task(file: Path, out: Path) -> dict[str, Any]:
     started = time.monotonic()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     wall = time.monotonic() - started
-    (out / f"{file.stem}.events.jsonl").write_text(done.stdout, encoding="utf-8")
+    log = done.stdout.replace(str(out / "home"), "ALTO_HOME")
+    (out / f"{file.stem}.events.jsonl").write_text(log, encoding="utf-8")
     if done.returncode:
         raise SystemExit(f"alto tune ended with exit code {done.returncode}")
     objects = [json.loads(line) for line in done.stdout.splitlines()]
@@ -215,10 +217,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=json.loads, default={}, help="JSON that replaces parts of the search space")
     options = parser.parse_args()
     if options.record:
+        from benchmarks.bars import RESULTS
         from benchmarks.kernel_bars import merge
 
         command = "python benchmarks/end_to_end.py MODEL_FOLDER ROWS.jsonl --out FOLDER"
         merge(options.record, "end_to_end", command)
+        for log in options.record.glob("*.events.jsonl"):
+            shutil.copy(log, RESULTS.parent / "end_to_end" / log.name)
         return
     measure(options.model, options.rows, options.out, presets=options.presets, limit=options.limit, jobs=options.jobs)
 
